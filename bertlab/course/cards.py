@@ -1,0 +1,183 @@
+"""The cards that `%%fill`, `%check`, `%hint` and `%status` show."""
+
+from bertlab.course import exercise as exercises
+from bertlab.course import outline
+from bertlab.course.display import SIGNS, WORDS, Shown, card
+from bertlab.course.judging import Verdict
+from bertlab.course.workspace import RegionChanged, Workspace
+
+
+def title(exercise_id: str) -> str:
+    """Return the title of a card for an exercise."""
+    return f"{exercise_id} {outline.entries()[exercise_id].title}"
+
+
+def of_verdict(verdict: Verdict) -> Shown:
+    """Return the card of a verdict."""
+    return {"passed": _passed, "failed": _failed, "todo": _todo, "error": _error}[verdict.status](
+        verdict
+    )
+
+
+def _passed(verdict: Verdict) -> Shown:
+    return card(
+        "passed",
+        title(verdict.exercise),
+        soft=[
+            f"{len(verdict.cases)} cases agree with {verdict.reference}; "
+            f"{verdict.points} of {verdict.max_points} points."
+        ],
+    )
+
+
+def _failed(verdict: Verdict) -> Shown:
+    passed = [case for case in verdict.cases if case.passed]
+    failed = [case for case in verdict.cases if not case.passed]
+    paragraphs = [verdict.diagnosis]
+    if verdict.misconception:
+        paragraphs.insert(0, f"It does what people get when {verdict.misconception}.")
+    items = [f"✗ {case.name}: {case.message}" for case in failed[:5]]
+    if len(failed) > 5:
+        items.append(f"✗ and {len(failed) - 5} more")
+    if passed:
+        items.append("✓ right on: " + "; ".join(case.name for case in passed))
+    return card(
+        "failed",
+        title(verdict.exercise),
+        paragraphs,
+        code=verdict.frames,
+        items=items,
+        soft=[f"Compared with {verdict.reference}. Stuck? `%hint {verdict.exercise}`"],
+    )
+
+
+def _todo(verdict: Verdict) -> Shown:
+    entry = outline.entries()[verdict.exercise]
+    return card(
+        "todo",
+        title(verdict.exercise),
+        [
+            f"Replace `raise NotImplementedError(...)` above and run the cell. "
+            f"About {entry.minutes} minutes, {entry.points} points; `%hint {entry.id}` helps."
+        ],
+        soft=[f"Until then {verdict.reference} stands in for it wherever it is needed."],
+    )
+
+
+def _error(verdict: Verdict) -> Shown:
+    return card("error", title(verdict.exercise), [verdict.diagnosis], code=verdict.frames)
+
+
+def syntax_error(exercise_id: str, error: SyntaxError, cell: str) -> Shown:
+    """Return the card for a cell that is not Python: the cell's own line, and a caret."""
+    number = error.lineno or 1
+    lines = cell.splitlines()
+    line = lines[number - 1] if 0 < number <= len(lines) else ""
+    caret = " " * max((error.offset or 1) - 1, 0) + "^"
+    paragraphs = [
+        f"Line {number} of your code is not Python: {error.msg}. Nothing was written; the package "
+        "is as it was."
+    ]
+    if line.lstrip().startswith(("%", "!")):
+        paragraphs.append(
+            "This cell becomes part of a module, so notebook magics and shell lines do not work "
+            "in it; put them into a cell of their own."
+        )
+    return card("error", title(exercise_id), paragraphs, code=f"{line}\n{caret}")
+
+
+def problem(exercise_id: str, message: str, code: str = "") -> Shown:
+    """Return the card for a fill that was refused."""
+    return card("error", title(exercise_id), [message], code=code)
+
+
+def interrupted(exercise_id: str) -> Shown:
+    """Return the card for a fill or check that was interrupted."""
+    return card(
+        "error",
+        title(exercise_id),
+        [
+            "Interrupted before there was a verdict. Did a loop never end? What is in the package "
+            f"now: `%check {exercise_id}` judges it, `%pull {exercise_id}` shows it."
+        ],
+        word="interrupted",
+    )
+
+
+def conflict(error: RegionChanged) -> Shown:
+    """Return the card for a region that was changed outside the notebook."""
+    return card(
+        "error",
+        title(error.exercise_id),
+        [
+            "The package holds work on this exercise that this notebook did not write (from an "
+            "editor or another notebook), so nothing was overwritten. The difference:"
+        ],
+        code=error.difference,
+        items=[
+            f"to take the package's version into the cell: `%pull {error.exercise_id}`",
+            f"to write this cell over it: `%%fill {error.exercise_id} --overwrite` "
+            "(the other version goes into the history)",
+        ],
+        word="not written",
+    )
+
+
+def hint(exercise_id: str, number: int) -> Shown:
+    """Return the card of one hint, counted from 1."""
+    hints = exercises.load(exercise_id).hints
+    more = f"`%hint {exercise_id}` again says more." if number < len(hints) else "The last hint."
+    return card(
+        "note", f"{title(exercise_id)}: hint {number} of {len(hints)}", [hints[number - 1]],
+        soft=[more],
+    )
+
+
+def next_hint(workspace: Workspace, exercise_id: str) -> int:
+    """Return the number of the next hint, and remember that it was shown."""
+    seen = workspace.progress().get(exercise_id, {}).get("hints", 0)
+    number = min(seen + 1, len(exercises.load(exercise_id).hints))
+    workspace.remember(exercise_id, hints=number)
+    return number
+
+
+def status(workspace: Workspace) -> Shown:
+    """Return the course at a glance: each chapter's exercises, what is next, what is left."""
+    rows_html, lines = [], []
+    statuses = {id: workspace.status(id) for id in outline.entries()}
+    for chapter in outline.chapters():
+        done = sum(statuses[entry.id] == "passed" for entry in chapter.exercises)
+        signs = " ".join(f"{SIGNS[statuses[entry.id]]} {entry.id}" for entry in chapter.exercises)
+        spans = "".join(_chip(entry, statuses[entry.id]) for entry in chapter.exercises)
+        rows_html.append(
+            f"<tr><td>{chapter.number} {chapter.title}</td><td>{spans}</td>"
+            f"<td class=number>{done} of {len(chapter.exercises)}</td></tr>"
+        )
+        name = f"{chapter.number} {chapter.title}"
+        lines.append(f"{name:<18} {done} of {len(chapter.exercises)}   {signs}")
+    legend = ", ".join(f"{SIGNS[key]} {WORDS[key]}" for key in SIGNS if key != "note")
+    closing = [_next_step(statuses), f"Signs: {legend}."]
+    html = (
+        '<div class="bertlab card note"><div class="head"><b>The course at a glance</b></div>'
+        f"<table>{''.join(rows_html)}</table>"
+        + "".join(f'<p class="soft">{line}</p>' for line in closing)
+        + "</div>"
+    )
+    return Shown(html, "\n".join(["The course at a glance", *lines, *closing]))
+
+
+def _chip(entry: outline.Entry, state: str) -> str:
+    return (
+        f'<span class="bertlab {state}" title="{entry.title}: {WORDS[state]}">'
+        f'<span class="sign">{SIGNS[state]}</span> {entry.id}&ensp;</span>'
+    )
+
+
+def _next_step(statuses: dict[str, str]) -> str:
+    left = [id for id, state in statuses.items() if state != "passed"]
+    if not left:
+        return "Everything is done."
+    minutes = sum(outline.entries()[id].minutes for id in left)
+    points = sum(outline.entries()[id].points for id in statuses if statuses[id] == "passed")
+    total = sum(entry.points for entry in outline.entries().values())
+    return f"{points} of {total} points; about {minutes} minutes left. Next: {title(left[0])}."

@@ -1,0 +1,1 @@
+"""Things to play with. Each is a view over a plain function that is tested without a browser."""

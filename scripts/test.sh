@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Everything that must hold, the quick things first. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+export HF_HUB_OFFLINE=1 MPLBACKEND=Agg
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"  # two workers, one thread each
+bin=.venv/bin
+
+if [ ! -d solutions ]; then  # a student's copy: judge the student's package, nothing else
+    exec $bin/python -m pytest tests/public "$@"
+fi
+
+kept="not bench"
+if chromium=$(scripts/chromium.sh); then
+    export BERTLAB_CHROMIUM="$chromium"
+elif [ "${CI:-}" = true ]; then
+    echo "test: no Chromium, and on CI the browser tests may not be left out" >&2
+    exit 1
+else
+    echo "test: no Chromium found; the browser tests are left out" >&2
+    kept+=" and not browser"
+fi
+
+$bin/ruff check .
+$bin/ruff format --check .
+$bin/pyright
+$bin/bertlab build --check
+$bin/python -m pytest -n 2 --dist loadfile -m "$kept" "$@"

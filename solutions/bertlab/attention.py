@@ -1,0 +1,224 @@
+"""Attention: every token asks all others what they know, several times side by side.
+
+From the formula to the layer BERT uses: first with the weights in plain sight, then by
+the kernel that never stores them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertlab.config import BertConfig
+
+
+# --- exercise 3.1: scaled dot-product attention ---
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mix the values, weighted by how well each query matches each key.
+
+        weights = softmax(query @ key.T / sqrt(head) + mask)        context = weights @ value
+
+    Args:
+        query: `[batch, heads, query, head]`.
+        key: `[batch, heads, key, head]`.
+        value: `[batch, heads, key, head]`.
+        mask: added to the scores: 0 where a key may be seen, a large negative number where
+            not; broadcast to `[batch, heads, query, key]`.
+
+    Returns:
+        `(context, weights)`: `[batch, heads, query, head]`, and `[batch, heads, query, key]`
+        of which each row sums to 1.
+
+    Source: Vaswani et al. 2017, section 3.2.1, equation 1.
+    """
+    ### BEGIN SOLUTION
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5  # [batch, heads, query, key]
+    if mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(dim=-1)
+    return weights @ value, weights
+    ### END SOLUTION
+
+
+# --- end of exercise 3.1 ---
+
+
+# --- exercise 3.2: split and merge heads ---
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Give every head its own slice of the units, and its own axis.
+
+    Head `h` gets the units `h * head` to `(h + 1) * head - 1`, where `head` is
+    `hidden / num_heads`.
+
+    Args:
+        x: `[batch, seq, hidden]`.
+        num_heads: how many slices to make.
+
+    Returns:
+        `[batch, num_heads, seq, head]`.
+
+    Raises:
+        ValueError: `hidden` is not a multiple of `num_heads`.
+
+    Source: Vaswani et al. 2017, section 3.2.2.
+    """
+    ### BEGIN SOLUTION
+    hidden = x.shape[-1]
+    if hidden % num_heads != 0:
+        raise ValueError(
+            f"x has {hidden} units, but must have a multiple of num_heads ({num_heads})"
+        )
+    return x.unflatten(-1, (num_heads, hidden // num_heads)).transpose(1, 2)
+    ### END SOLUTION
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """Put the heads' slices side by side again: the inverse of `split_heads`.
+
+    Args:
+        x: `[batch, heads, seq, head]`.
+
+    Returns:
+        `[batch, seq, heads * head]`.
+    """
+    ### BEGIN SOLUTION
+    return x.transpose(1, 2).flatten(start_dim=2)
+    ### END SOLUTION
+
+
+# --- end of exercise 3.2 ---
+
+
+# --- exercise 3.3: the additive mask ---
+def additive_mask(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn 1 for a token and 0 for padding into what is added to attention scores.
+
+    Args:
+        attention_mask: `[batch, seq]`, 1 (or True) for a real token, 0 for padding.
+        dtype: the floating dtype of the scores.
+
+    Returns:
+        `[batch, 1, 1, seq]` of `dtype`: 0 for a real token, and for padding a number so low
+        that its weight is 0, yet finite even after a score was added to it. So the weights
+        of a text that is nothing but padding are meaningless, but never NaN.
+
+    Raises:
+        ValueError: `attention_mask` does not have two axes.
+
+    In production: `transformers.masking_utils.create_bidirectional_mask`.
+    """
+    ### BEGIN SOLUTION
+    if attention_mask.dim() != 2:
+        shape = list(attention_mask.shape)
+        raise ValueError(f"attention_mask has shape {shape}, but must be [batch, seq]")
+    is_padding = attention_mask[:, None, None, :] == 0
+    mask = torch.zeros(is_padding.shape, dtype=dtype, device=attention_mask.device)
+    # Half of the lowest number: float16's lowest plus a score of -16 would already be -inf.
+    return mask.masked_fill(is_padding, torch.finfo(dtype).min / 2)
+    ### END SOLUTION
+
+
+# --- end of exercise 3.3 ---
+
+
+# --- exercise 3.4: attention without storing the weights ---
+def fast_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """The context of `scaled_dot_product_attention`, by a kernel that never holds the weights.
+
+    Memory grows with `seq`, not with `seq` squared, because the softmax is summed up block
+    by block.
+
+    Args:
+        query: `[batch, heads, query, head]`.
+        key: `[batch, heads, key, head]`.
+        value: `[batch, heads, key, head]`.
+        mask: added to the scores, broadcast to `[batch, heads, query, key]`; of the dtype of
+            `query`.
+        dropout_p: the probability with which a weight is dropped (training only).
+
+    Returns:
+        `[batch, heads, query, head]`.
+
+    Source: Dao et al. 2022, "FlashAttention", section 3.1.
+    In production: `torch.nn.functional.scaled_dot_product_attention`.
+    """
+    ### BEGIN SOLUTION
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
+    ### END SOLUTION
+
+
+# --- end of exercise 3.4 ---
+
+
+# --- exercise 3.5: multi-head self-attention ---
+class MultiHeadSelfAttention(nn.Module):
+    """Several attentions side by side, each with its own queries, keys and values.
+
+    Attributes:
+        num_heads: how many heads there are.
+        query, key, value: `nn.Linear`, `hidden` to `hidden`, with bias.
+        output: `nn.Linear`, mixes the merged heads.
+        dropout: `nn.Dropout` with `attention_probs_dropout_prob`, on the weights.
+
+    Residual connection, LayerNorm and the dropout after `output` belong to the encoder layer.
+
+    Source: Vaswani et al. 2017, section 3.2.2.
+    In production: `BertSelfAttention` followed by `BertSelfOutput.dense`.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        ### BEGIN SOLUTION
+        hidden = config.hidden_size
+        self.num_heads = config.num_attention_heads
+        self.query = nn.Linear(hidden, hidden)
+        self.key = nn.Linear(hidden, hidden)
+        self.value = nn.Linear(hidden, hidden)
+        self.output = nn.Linear(hidden, hidden)
+        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
+        ### END SOLUTION
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        return_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Let every token attend to all real tokens of its text.
+
+        Args:
+            hidden_states: `[batch, seq, hidden]`.
+            attention_mask: `[batch, seq]`, 1 for a real token and 0 for padding; all real
+                when None.
+            return_weights: also return the weights. They then have to be stored: slower.
+
+        Returns:
+            `[batch, seq, hidden]`, or `(output, weights)` with weights
+            `[batch, heads, seq, seq]`, as they are before dropout.
+        """
+        ### BEGIN SOLUTION
+        query = split_heads(self.query(hidden_states), self.num_heads)
+        key = split_heads(self.key(hidden_states), self.num_heads)
+        value = split_heads(self.value(hidden_states), self.num_heads)
+        mask = None if attention_mask is None else additive_mask(attention_mask, query.dtype)
+        if not return_weights:
+            dropout_p = self.dropout.p if self.training else 0.0
+            context = fast_attention(query, key, value, mask, dropout_p)
+            return self.output(merge_heads(context))
+        context, weights = scaled_dot_product_attention(query, key, value, mask)
+        if self.training:
+            context = self.dropout(weights) @ value
+        return self.output(merge_heads(context)), weights
+        ### END SOLUTION
+
+
+# --- end of exercise 3.5 ---

@@ -1,0 +1,123 @@
+"""What must be true of every exercise: the starter is to do, the solution passes, and every
+misconception fails and is named. New exercises are covered without a line here."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bertlab.course import exercise as exercises
+from bertlab.course import judging, outline
+from bertlab.course.cli import judge_all
+from bertlab.course.package import remove_packages
+from bertlab.course.regions import find_regions, is_stub
+from bertlab.course.workspace import Workspace
+
+IDS = list(outline.entries())
+SEEDS = range(20)
+
+
+@pytest.mark.parametrize("exercise_id", IDS)
+def test_the_starter_is_to_do(exercise_id, pristine_copy):
+    assert is_stub(Workspace(pristine_copy).region(exercise_id).text)
+
+
+def test_no_starter_passes(student_copy):
+    command = [sys.executable, "-m", "bertlab.course.cli", "check", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(student_copy)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1, done.stderr
+    statuses = {record["exercise"]: record["status"] for record in _records(done.stdout)}
+    assert statuses == dict.fromkeys(IDS, "todo")
+
+
+def _records(text: str) -> list[dict]:
+    import json
+
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("exercise_id", IDS)
+def test_the_solution_passes_on_every_seed(exercise_id, complete):
+    exercise = exercises.load(exercise_id)
+    module = getattr(complete, exercise.module)
+    parts = SimpleNamespace(**{name: getattr(module, name) for name in exercise.names})
+    for seed in SEEDS:
+        verdict = judging.judge(exercise, parts, seed)
+        assert verdict.status == "passed", (seed, verdict.diagnosis, verdict.cases)
+        assert len(verdict.cases) >= 3
+
+
+def _misconceptions():
+    return [
+        pytest.param(exercise, misconception, id=f"{exercise.id}-{misconception.name}")
+        for chapter in outline.chapters()
+        for exercise in exercises.of_chapter(chapter.number)
+        for misconception in exercise.misconceptions
+    ]
+
+
+@pytest.mark.parametrize(("exercise", "misconception"), _misconceptions())
+def test_a_misconception_fails_on_every_seed_and_is_the_one_named(exercise, misconception):
+    departures = []
+    for seed in SEEDS:
+        verdict = judging.judge(exercise, exercise.wrong(misconception), seed)
+        assert verdict.status == "failed", f"seed {seed}: it passes"
+        assert verdict.misconception == misconception.name, f"seed {seed}: {verdict}"
+        if verdict.worst_error is not None and verdict.tolerance:
+            departures.append(verdict.worst_error / verdict.tolerance)
+    if departures and max(departures) > 0:  # numeric: it must depart clearly, not barely
+        assert min(departures) >= 20, f"departs by {min(departures):.1f} tolerances only"
+
+
+@pytest.mark.parametrize("exercise_id", IDS)
+def test_an_exercise_is_complete(exercise_id):
+    exercise = exercises.load(exercise_id)
+    assert len(exercise.misconceptions) >= 3
+    assert len({m.name for m in exercise.misconceptions}) == len(exercise.misconceptions)
+    assert all(len(m.explanation.split()) >= 20 for m in exercise.misconceptions)
+    assert len(exercise.hints) == 3
+    assert all(hint.strip() for hint in exercise.hints)
+    assert len(set(exercise.hints)) == 3
+
+
+@pytest.mark.parametrize("exercise_id", IDS)
+def test_the_region_stands_where_the_outline_says(exercise_id, root):
+    entry = outline.entries()[exercise_id]
+    source = (root / "solutions" / "bertlab" / f"{entry.module}.py").read_text(encoding="utf-8")
+    assert find_regions(source)[exercise_id].title == entry.title
+
+
+@pytest.mark.parametrize("exercise_id", IDS)
+def test_cases_differ_from_seed_to_seed(exercise_id):
+    exercise = exercises.load(exercise_id)
+    draws = [repr(list(exercise.cases(np.random.default_rng(seed)))) for seed in (1, 2)]
+    assert draws[0] != draws[1], "a hard-coded answer for the public seed would pass anywhere"
+
+
+def test_every_solution_passes_in_a_fresh_process_and_is_counted(student_copy, root):
+    """What a student who has done everything sees: all passed, exit status 0."""
+    from bertlab.course.authoring.build import complete_package
+
+    folder = student_copy.parent / "complete"
+    complete_package(root, folder)
+    command = [sys.executable, "-m", "bertlab.course.cli", "check", "--workspace", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(student_copy)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.count("✓ passed") == len(IDS)
+
+
+def test_a_check_that_never_ends_is_an_error_and_the_rest_is_judged(student_copy):
+    workspace = Workspace(student_copy)
+    loop = "def count_parameters(config):\n    try:\n        while True: pass\n    except Exception: pass\n"
+    workspace.fill("0.1", loop)
+    try:
+        verdicts = list(judge_all(workspace, ["0.1", "2.1"], time_limit=1.0))
+    finally:
+        remove_packages()
+    assert [verdict.status for verdict in verdicts] == ["error", "todo"]
+    assert "within 1 seconds" in verdicts[0].diagnosis

@@ -1,0 +1,136 @@
+"""The perfect student, and nbval: the solved notebooks run in order in a fresh student's copy.
+
+nbval executes every cell and compares each output with the stored one. After that the copy's
+package must hold exactly the solutions, and pass `bertlab check` in a fresh process.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import nbformat
+import pytest
+
+from bertlab.course import outline
+from bertlab.course.authoring.chapters import environment
+from bertlab.course.regions import find_regions, normalize_text
+
+#: How many stored outputs nbval compares at least. Raise it when chapters grow; a number that
+#: falls means that comparisons were lost.
+AT_LEAST_COMPARED = 100
+
+
+class Run(NamedTuple):
+    """A student's copy after nbval has run the solved notebooks in it, and what pytest said."""
+
+    copy: Path
+    returncode: int
+    said: str
+
+
+def run_nbval(copy: Path, notebooks: list[Path]) -> Run:
+    """Put notebooks into the copy's chapters/ and run them under nbval, in order."""
+    for path in notebooks:
+        shutil.copy(path, copy / "chapters" / path.name)
+    command = [
+        sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q", "-c", os.devnull,
+        "--rootdir", str(copy), "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore",
+        "--nbval-cell-timeout", "600", *(f"chapters/{path.name}" for path in notebooks),
+    ]
+    done = subprocess.run(
+        command, cwd=copy, env=environment(copy), capture_output=True, text=True, check=False
+    )
+    return Run(copy, done.returncode, done.stdout + done.stderr)
+
+
+def solved(root: Path) -> list[Path]:
+    """Return the solved notebooks in order."""
+    return [root / "solutions" / "chapters" / f"{c.file}.ipynb" for c in outline.chapters()]
+
+
+def compared_outputs(path: Path) -> int:
+    """Count the outputs of a notebook that nbval compares: not ignored, and more than a picture."""
+    count = 0
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type != "code" or "nbval-ignore-output" in cell.metadata.get("tags", []):
+            continue
+        for output in cell.outputs:
+            data = set(output.get("data", {"text/plain": ""})) - {"image/png", "image/jpeg"}
+            count += bool(data)
+    return count
+
+
+@pytest.fixture(scope="module")
+def perfect(root, pristine_copy, tmp_path_factory) -> Run:
+    copy = tmp_path_factory.mktemp("perfect") / "course"
+    shutil.copytree(pristine_copy, copy)
+    return run_nbval(copy, solved(root))
+
+
+def test_every_stored_output_is_what_running_gives(perfect):
+    assert perfect.returncode == 0, perfect.said[-6000:]
+    cells = re.search(r"(\d+) passed", perfect.said)
+    assert cells and int(cells[1]) > 100
+
+
+def test_the_number_of_compared_outputs_has_not_fallen(root, capsys):
+    counts = {path.stem: compared_outputs(path) for path in solved(root)}
+    with capsys.disabled():
+        print(f"\nnbval compares {sum(counts.values())} stored outputs: {counts}")
+    assert sum(counts.values()) >= AT_LEAST_COMPARED
+    assert min(counts.values()) >= 8
+
+
+def test_every_solved_code_cell_was_executed(root):
+    for path in solved(root):
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type == "code":
+                assert cell.execution_count is not None, (path.name, cell.id)
+                assert not any(output.output_type == "error" for output in cell.outputs)
+
+
+def test_one_tampered_output_makes_nbval_fail(root, student_copy, tmp_path):
+    path = tmp_path / "00_start_here.ipynb"
+    text = solved(root)[0].read_text(encoding="utf-8")
+    assert text.count("109482240") + text.count("109,482,240") > 0
+    node = nbformat.reads(text, as_version=4)
+    tampered = 0
+    for cell in node.cells:
+        for output in cell.get("outputs", []):
+            plain = output.get("data", {}).get("text/plain", "")
+            if "109,482,240" in plain and not tampered:
+                output["data"]["text/plain"] = plain.replace("109,482,240", "109,482,241")
+                tampered += 1
+    assert tampered == 1
+    nbformat.write(node, path)
+    run = run_nbval(student_copy, [path])
+    assert run.returncode == 1
+    assert "1 failed" in run.said
+
+
+def test_the_perfect_students_package_equals_the_solutions(perfect, root):
+    assert perfect.returncode == 0
+    for module in outline.modules():
+        complete = (root / "solutions" / "bertlab" / f"{module}.py").read_text(encoding="utf-8")
+        written = (perfect.copy / "bertlab" / f"{module}.py").read_text(encoding="utf-8")
+        wanted, found = find_regions(complete), find_regions(written)
+        assert list(wanted) == list(found)
+        for exercise_id in wanted:
+            assert normalize_text(found[exercise_id].text) == normalize_text(
+                wanted[exercise_id].text
+            ), exercise_id
+
+
+def test_the_perfect_student_passes_in_a_fresh_process(perfect):
+    environment_ = {**os.environ, "PYTHONPATH": str(perfect.copy)}
+    command = [sys.executable, "-m", "bertlab.course.cli", "check", "--json"]
+    done = subprocess.run(command, env=environment_, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    records = json.loads(done.stdout)
+    assert {record["exercise"] for record in records} == set(outline.entries())
+    assert all(record["status"] == "passed" for record in records)
