@@ -89,8 +89,12 @@ def tokenizer() -> Iterator[Row]:
         same and statistics.median(ratios) >= 5,
     )
     rust_once = seconds(lambda: rust._tokenizer.encode_batch_fast(texts))
-    yield Row("the same, first call (nothing memorized)", f"{rust_once / cold:.2f} times Rust",
-              "stated", True)
+    yield Row(
+        "the same, first call (nothing memorized)",
+        f"{rust_once / cold:.2f} times Rust",
+        "stated",
+        True,
+    )
     fresh = new_words(2_000)
     again = tokenizer_class.from_vocab_file(vocabulary_file())
     ours_new = seconds(lambda: again.encode_batch(fresh))
@@ -98,7 +102,9 @@ def tokenizer() -> Iterator[Row]:
     same = again.encode_batch(fresh) == rust_ids(fresh)
     yield Row(
         "text in which every word is new, ids " + ("identical" if same else "DIFFERENT"),
-        f"{rust_new / ours_new:.2f} times Rust", "stated", same,
+        f"{rust_new / ours_new:.2f} times Rust",
+        "stated",
+        same,
     )
 
 
@@ -160,10 +166,16 @@ def first_card() -> Iterator[Row]:
                     running.run("%reset -f")
                 subprocess.run(
                     [sys.executable, "-m", "bertlab.course.cli", "reset", first],
-                    env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, check=True,
+                    env={**os.environ, "PYTHONPATH": str(copy)},
+                    capture_output=True,
+                    check=True,
                 )
-            yield Row(f"cold kernel to the card of {first}", spread(taken, " s"), "at most 6 s",
-                      statistics.median(taken) <= 6)
+            yield Row(
+                f"cold kernel to the card of {first}",
+                spread(taken, " s"),
+                "at most 6 s",
+                statistics.median(taken) <= 6,
+            )
         with kernel(copy) as running:
             running.run("%load_ext bertlab.course")
             running.run(cell("0.1"))
@@ -174,8 +186,10 @@ def first_card() -> Iterator[Row]:
                 taken_by[exercise_id] = seconds(lambda x=exercise_id: running.run(f"%check {x}"))
         slowest = max(taken_by, key=lambda x: taken_by[x])
         yield Row(
-            "a single check after that, the slowest", f"{taken_by[slowest]:.2f} s ({slowest})",
-            "at most 1 s", taken_by[slowest] <= 1,
+            "a single check after that, the slowest",
+            f"{taken_by[slowest]:.2f} s ({slowest})",
+            "at most 1 s",
+            taken_by[slowest] <= 1,
         )
 
 
@@ -195,7 +209,9 @@ def chapter_checks() -> Iterator[Row]:
             yield Row(
                 f"chapter {chapter.number} judged in a fresh process"
                 + ("" if done.returncode == 0 else " (IT FAILS)"),
-                f"{taken:.1f} s", "at most 15 s", taken <= 15 and done.returncode == 0,
+                f"{taken:.1f} s",
+                "at most 15 s",
+                taken <= 15 and done.returncode == 0,
             )
 
 
@@ -216,11 +232,13 @@ def main() -> None:
         print(f"measuring {name} ...", file=sys.stderr)
         rows += BENCHES[name]()
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    print(table(
-        ["what", "measured", "asked", ""],
-        [(row.what, row.result, row.asked, "✓" if row.holds else "✗") for row in rows],
-        f"{time.strftime('%Y-%m-%d')}, {machine}",
-    ).text)
+    print(
+        table(
+            ["what", "measured", "asked", ""],
+            [(row.what, row.result, row.asked, "✓" if row.holds else "✗") for row in rows],
+            f"{time.strftime('%Y-%m-%d')}, {machine}",
+        ).text
+    )
 
 
 if __name__ == "__main__":

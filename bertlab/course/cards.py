@@ -128,7 +128,9 @@ def hint(exercise_id: str, number: int) -> Shown:
     hints = exercises.load(exercise_id).hints
     more = f"`%hint {exercise_id}` again says more." if number < len(hints) else "The last hint."
     return card(
-        "note", f"{title(exercise_id)}: hint {number} of {len(hints)}", [hints[number - 1]],
+        "note",
+        f"{title(exercise_id)}: hint {number} of {len(hints)}",
+        [hints[number - 1]],
         soft=[more],
     )
 

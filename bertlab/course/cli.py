@@ -54,9 +54,13 @@ def lab(context: typer.Context) -> None:
     sys.stdout.flush()
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     command = [
-        sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}",
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        f"--ServerApp.root_dir={root}",
         f"--LabApp.default_url=/lab/tree/chapters/{chapter.file}.ipynb",
-        "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         *(["--allow-root"] if getattr(os, "geteuid", lambda: 1)() == 0 else []),
         *context.args,
     ]
@@ -118,7 +122,10 @@ def judge_all(
         except TimeLimit:
             points = entries()[exercise_id].points
             verdict = Verdict(
-                exercise_id, "error", 0, points,
+                exercise_id,
+                "error",
+                0,
+                points,
                 f"The check did not end within {time_limit:g} seconds. Is there a loop in it "
                 "that never ends?",
             )

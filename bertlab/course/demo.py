@@ -67,7 +67,10 @@ def _vectors(texts: Sequence[str]) -> Any:
     for start in range(0, len(texts), 32):
         chunk = by_length[start : start + 32]
         batch = tokenizer(
-            [texts[index] for index in chunk], padding=True, truncation=True, max_length=128,
+            [texts[index] for index in chunk],
+            padding=True,
+            truncation=True,
+            max_length=128,
             return_tensors="pt",
         )
         with torch.inference_mode():

@@ -27,7 +27,8 @@ STYLE = """<style>
   --bl-soft: var(--jp-ui-font-color1, var(--vscode-foreground, #424a53));
   --bl-back: var(--jp-layout-color1, var(--vscode-editor-background, #fff));
   --bl-line: var(--jp-border-color1, var(--vscode-panel-border, #c4c9d0));
-  --bl-sign: #57606a; color: var(--bl-text); font: 14px/1.5 system-ui, sans-serif; max-width: 46em; }
+  --bl-sign: #57606a; color: var(--bl-text); max-width: 46em;
+  font: 14px/1.5 system-ui, sans-serif; }
 .bertlab.card { border: 1px solid var(--bl-line); border-left: 5px solid var(--bl-sign);
   border-radius: 4px; padding: .55em .9em; margin: .4em 0; background: var(--bl-back); }
 .bertlab.passed { --bl-sign: #1a7f37; } .bertlab.failed { --bl-sign: #bc4c00; }
@@ -38,7 +39,8 @@ STYLE = """<style>
   font-weight: 600; white-space: nowrap; }
 .bertlab p { margin: .45em 0 0; } .bertlab ul { margin: .45em 0 0; padding-left: 1.2em; }
 .bertlab .soft { color: var(--bl-soft); font-size: .93em; }
-.bertlab pre, .bertlab code { font: 12.5px/1.45 var(--jp-code-font-family, ui-monospace, monospace); }
+.bertlab pre, .bertlab code {
+  font: 12.5px/1.45 var(--jp-code-font-family, ui-monospace, monospace); }
 .bertlab pre { margin: .45em 0 0; padding: .45em .6em; overflow-x: auto; color: inherit;
   background: var(--jp-layout-color2, rgba(128,128,128,.12)); }
 .bertlab table { border-collapse: collapse; margin: .5em 0 0; color: inherit; font-size: inherit; }
@@ -98,9 +100,7 @@ def card(
     return Shown("".join(html) + "</div>", "\n".join(text))
 
 
-def table(
-    header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = ""
-) -> Shown:
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "") -> Shown:
     """Return a table; numbers are right-aligned, everything is shown by `str`."""
     body = [[str(value) for value in row] for row in rows]
     right = [bool(body) and all(_is_number(row[i]) for row in body) for i in range(len(header))]
@@ -132,6 +132,4 @@ def _is_number(text: str) -> bool:
 def _inline(text: str) -> str:
     """Escape text for HTML and turn backquoted stretches into code."""
     pieces = escape(text).split("`")
-    return "".join(
-        f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces)
-    )
+    return "".join(f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces))

@@ -17,7 +17,10 @@ def report() -> Shown:
     rows = [
         ("course", _tried(_course)),
         ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        ("packages", ", ".join(f"{name} {_tried(lambda n=name: _version(n))}" for name in _PACKAGES)),
+        (
+            "packages",
+            ", ".join(f"{name} {_tried(lambda n=name: _version(n))}" for name in _PACKAGES),
+        ),
         ("against constraints.txt", _tried(_departures)),
         ("device for checks", _tried(_device)),
         ("reference in use", _tried(_reference)),

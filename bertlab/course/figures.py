@@ -8,7 +8,7 @@ INK, BLUE, ORANGE, GREY = "#1f2328", "#2f6db5", "#d9822b", "#9aa4ae"
 MARKERS = ("o", "s", "^", "D", "v", "P")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 
-_STYLE = {
+_STYLE: Any = {
     "figure.dpi": 100,
     "figure.figsize": (7.0, 3.6),
     "figure.facecolor": "white",

@@ -99,6 +99,7 @@ def _placed(tree: Any, device: str, dtype: str) -> Any:
     if _is_tensor(tree):
         import torch
 
+        assert isinstance(tree, torch.Tensor)
         cast = getattr(torch, dtype) if tree.is_floating_point() else tree.dtype
         return tree.detach().clone().to(device=device, dtype=cast)
     return copy.deepcopy(tree)
@@ -252,8 +253,9 @@ def _leaf_difference(
         return None
     if np.isnan(error):
         return Difference(f"{label} has NaN at {index}")
+    where_it_is = f" at {index}" if index else ""
     return Difference(
-        f"{label} is off by {error:.1e}{index and f' at {index}'}, where {tolerance:.1e} is allowed",
+        f"{label} is off by {error:.1e}{where_it_is}, where {tolerance:.1e} is allowed",
         error,
         tolerance,
     )
@@ -378,9 +380,7 @@ def _short(value: Any) -> str:
 # --- the verdict ---
 
 
-def judge(
-    exercise: Exercise, parts: Any, seed: int = PUBLIC_SEED, device: str = "cpu"
-) -> Verdict:
+def judge(exercise: Exercise, parts: Any, seed: int = PUBLIC_SEED, device: str = "cpu") -> Verdict:
     """Judge an implementation of an exercise on cases drawn from a seed.
 
     Args:
@@ -392,8 +392,12 @@ def judge(
     entry = exercise.entry
     reference = SimpleNamespace(**exercise.reference)
     verdict = Verdict(
-        exercise.id, "passed", entry.points, entry.points,
-        device=device, reference=exercise.reference_name,
+        exercise.id,
+        "passed",
+        entry.points,
+        entry.points,
+        device=device,
+        reference=exercise.reference_name,
     )
     cases = list(exercise.cases(np.random.default_rng(seed)))
     if not cases:
@@ -409,7 +413,11 @@ def judge(
         outcome = run(exercise, parts, case, device, case.dtype)
         if _is_todo(exercise, outcome.error):
             return Verdict(
-                exercise.id, "todo", 0, entry.points, device=device,
+                exercise.id,
+                "todo",
+                0,
+                entry.points,
+                device=device,
                 reference=exercise.reference_name,
             )
         outcomes.append((case, outcome))
@@ -442,8 +450,10 @@ def _is_todo(exercise: Exercise, error: BaseException | None) -> bool:
 def _note_worst(verdict: Verdict, error: float, tolerance: float) -> None:
     if tolerance <= 0:
         return
-    if verdict.tolerance is None or verdict.worst_error is None or not (
-        error / tolerance <= verdict.worst_error / verdict.tolerance
+    if (
+        verdict.tolerance is None
+        or verdict.worst_error is None
+        or not (error / tolerance <= verdict.worst_error / verdict.tolerance)
     ):
         verdict.worst_error, verdict.tolerance = error, tolerance
 

@@ -36,6 +36,8 @@ def register(shell: Any) -> None:
 class CourseMagics(Magics):
     """The magics of one notebook, on the package that its kernel imports."""
 
+    shell: Any
+
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # only `bertlab download` uses the network
@@ -68,8 +70,10 @@ class CourseMagics(Magics):
         return card(
             "note",
             "The course is loaded",
-            ["`%%fill` writes a cell into the package and checks it; `%hint 3.1` helps, "
-             "`%check 3` judges a chapter, `%status` shows where you are."],
+            [
+                "`%%fill` writes a cell into the package and checks it; `%hint 3.1` helps, "
+                "`%check 3` judges a chapter, `%status` shows where you are."
+            ],
         )
 
     # --- the magics ---
@@ -127,8 +131,11 @@ class CourseMagics(Magics):
         self.workspace.remember(exercise_id, filled=_fingerprint(text))
         self.shell.set_next_input(f"%%fill {exercise_id}\n{text.rstrip()}", replace=False)
         display(
-            card("note", cards.title(exercise_id),
-                 ["The cell below holds the package's version; run it to check it."])
+            card(
+                "note",
+                cards.title(exercise_id),
+                ["The cell below holds the package's version; run it to check it."],
+            )
         )
 
     @line_magic

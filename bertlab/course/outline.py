@@ -71,7 +71,8 @@ def chapters(root: Path = COURSE_ROOT) -> tuple[Chapter, ...]:
 
 def _chapter(number: int, row: dict) -> Chapter:
     entries = tuple(
-        Entry(**{**exercise, "targets": tuple(exercise["targets"])}) for exercise in row["exercises"]
+        Entry(**{**exercise, "targets": tuple(exercise["targets"])})
+        for exercise in row["exercises"]
     )
     return Chapter(number, row["file"], row["title"], entries)
 

@@ -230,7 +230,11 @@ class Package(importlib.abc.MetaPathFinder):
         entry = outline.entries()[exercise_id]
         reference = exercises.load(exercise_id)
         failed = judging.Verdict(
-            exercise_id, "error", 0, entry.points, device=device,
+            exercise_id,
+            "error",
+            0,
+            entry.points,
+            device=device,
             reference=reference.reference_name,
         )
         try:

@@ -121,7 +121,7 @@ def seeded_bert(config: "BertConfig", seed: int = SEED, attention: str = "sdpa")
     return _load(None, attention, config=config, state_dict=drawn)
 
 
-SPREAD = {"query": 2.5, "key": 2.5, "output.dense": 0.5}
+SPREAD = {"query": 3.0, "key": 3.0, "output.dense": 0.4}
 """Factors on the spread of a matrix, by a part of its name; 1 for the others."""
 
 

@@ -92,7 +92,7 @@ def merge_heads(x: Tensor) -> Tensor:
 # --- end of exercise 3.2 ---
 
 
-# --- exercise 3.3: the additive mask ---
+# --- exercise 3.3: from a padding mask to an additive mask ---
 def additive_mask(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Turn 1 for a token and 0 for padding into what is added to attention scores.
 
@@ -124,7 +124,7 @@ def additive_mask(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
 # --- end of exercise 3.3 ---
 
 
-# --- exercise 3.4: attention without storing the weights ---
+# --- exercise 3.4: attention without the weights ---
 def fast_attention(
     query: Tensor,
     key: Tensor,

@@ -1,6 +1,7 @@
 """Attention gives Hugging Face's numbers, with and without weights, padding and halves."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.bert.modeling_bert import BertSelfAttention, BertSelfOutput
 
-SIZES = {"hidden_size": 48, "num_attention_heads": 4}
+SIZES: dict[str, Any] = {"hidden_size": 48, "num_attention_heads": 4}
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
@@ -83,8 +84,8 @@ def test_both_attentions_are_as_exact_as_torch(complete, dtype, masked):
     mask = torch.zeros(2, 1, 1, 7, dtype=dtype)
     mask[1, ..., 4:] = torch.finfo(dtype).min / 2
     mask = mask if masked else None
-    wide = [t if t is None else t.double() for t in (query, key, value, mask)]
-    truth = F.scaled_dot_product_attention(*wide)
+    wide = [tensor.double() for tensor in (query, key, value)]
+    truth = F.scaled_dot_product_attention(*wide, attn_mask=None if mask is None else mask.double())
     theirs = F.scaled_dot_product_attention(query, key, value, mask)
     context, weights = complete.attention.scaled_dot_product_attention(query, key, value, mask)
     assert_as_exact(complete.attention.fast_attention(query, key, value, mask), theirs, truth)
@@ -222,7 +223,8 @@ def test_the_layer_is_as_exact_as_hugging_faces(both, batch, dtype):
         for output in (ours.to(dtype)(*inputs), ours(*inputs, return_weights=True)[0]):
             assert_as_exact(*(real(t, attention_mask) for t in (output, expected, truth)))
     finally:
-        ours.float(), theirs.float()
+        ours.float()
+        theirs.float()
 
 
 @pytest.mark.parametrize("both", ["eager"], indirect=True)

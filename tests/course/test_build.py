@@ -40,7 +40,7 @@ def test_an_edited_stub_is_noticed_and_not_overwritten(course):
     path = course / "bertlab" / "config.py"
     path.write_text(path.read_text() + "\n# an author's edit\n")
     assert builder.check(course).wrong == ["bertlab/config.py was edited by hand"]
-    with pytest.raises(builder.EditedByHand, match="config.py"):
+    with pytest.raises(builder.EditedByHand, match=r"config\.py"):
         builder.build(course, only=[])
     assert "an author's edit" in path.read_text()
     builder.build(course, overwrite=True, only=[])
@@ -68,7 +68,9 @@ def test_changed_prose_asks_for_a_build(course):
 def test_a_changed_solution_asks_for_a_build(course):
     path = course / "solutions" / "bertlab" / "config.py"
     path.write_text(path.read_text().replace("2 * hidden", "hidden * 2", 1))
-    assert any("00_start_here.ipynb was executed on other" in w for w in builder.check(course).wrong)
+    assert any(
+        "00_start_here.ipynb was executed on other" in w for w in builder.check(course).wrong
+    )
 
 
 def test_an_exercise_that_is_missing_in_a_chapter_is_an_error(course):
@@ -96,7 +98,9 @@ def test_a_stub_keeps_signature_and_docstring():
 
 def test_only_the_region_changes_when_it_is_replaced():
     changed = replace_region(REGION, "3.1", "def f(x):\n    return x\n")
-    assert changed.startswith("before = 1\n# --- exercise 3.1: a title ---\ndef f(x):\n    return x\n#")
+    assert changed.startswith(
+        "before = 1\n# --- exercise 3.1: a title ---\ndef f(x):\n    return x\n#"
+    )
     assert changed.endswith("# --- end of exercise 3.1 ---\nafter = 2\n")
 
 

@@ -113,7 +113,10 @@ def test_every_solution_passes_in_a_fresh_process_and_is_counted(student_copy, r
 
 def test_a_check_that_never_ends_is_an_error_and_the_rest_is_judged(student_copy):
     workspace = Workspace(student_copy)
-    loop = "def count_parameters(config):\n    try:\n        while True: pass\n    except Exception: pass\n"
+    loop = (
+        "def count_parameters(config):\n"
+        "    try:\n        while True: pass\n    except Exception: pass\n"
+    )
     workspace.fill("0.1", loop)
     try:
         verdicts = list(judge_all(workspace, ["0.1", "2.1"], time_limit=1.0))

@@ -54,7 +54,7 @@ def refused(session, cell: str, *says: str) -> None:
 
 
 def test_the_stub_is_to_do_and_not_an_error(session):
-    running, copy = session
+    _, copy = session
     text = find_regions(module(copy).read_text())["0.1"].text
     refused(session, f"%%fill 0.1\n{text}", "to do")
 
@@ -83,7 +83,9 @@ def test_a_magic_inside_the_cell_is_explained(session):
 
 
 def test_an_exercise_comment_in_the_cell_is_refused(session):
-    cell = "%%fill 0.1\ndef count_parameters(config):\n    return 1\n# --- end of exercise 0.1 ---\n"
+    cell = (
+        "%%fill 0.1\ndef count_parameters(config):\n    return 1\n# --- end of exercise 0.1 ---\n"
+    )
     refused(session, cell, "leave it out of the cell")
 
 
@@ -162,7 +164,9 @@ def test_a_stub_cell_leaves_finished_work_alone(session):
     running, copy = session
     running.run(RIGHT)
     before = module(copy).read_bytes()
-    stub = '%%fill 0.1\ndef count_parameters(config):\n    raise NotImplementedError("exercise 0.1")\n'
+    stub = (
+        '%%fill 0.1\ndef count_parameters(config):\n    raise NotImplementedError("exercise 0.1")\n'
+    )
     assert "already holds your work" in running.run(stub).text
     assert module(copy).read_bytes() == before
 
@@ -219,7 +223,9 @@ def test_a_write_killed_in_the_middle_leaves_the_old_file_or_the_new(student_cop
     seen = set()
     for attempt in range(8):
         process = subprocess.Popen(
-            [sys.executable, "-c", program, str(student_copy)], stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", program, str(student_copy)],
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, "PYTHONPATH": str(student_copy)},
         )
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -258,7 +264,9 @@ def test_a_verdict_goes_stale_when_the_code_changes(student_copy):
     workspace = Workspace(student_copy)
     done = subprocess.run(
         [sys.executable, "-m", "bertlab.course.cli", "check", "0.1"],
-        env={**os.environ, "PYTHONPATH": str(student_copy)}, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(student_copy)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1 and "to do" in done.stdout, done.stderr
     workspace.fill("0.1", RIGHT.split("\n", 1)[1])

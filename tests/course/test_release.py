@@ -130,7 +130,9 @@ def test_a_folder_that_is_not_empty_is_refused(root, tmp_path):
 def test_a_students_copy_cannot_make_a_release(student_copy, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "bertlab.course.cli", "release", str(tmp_path / "new")],
-        env={**os.environ, "PYTHONPATH": str(student_copy)}, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(student_copy)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
     assert "no solutions" in done.stderr and "Traceback" not in done.stderr

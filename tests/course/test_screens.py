@@ -58,13 +58,20 @@ def address(copy) -> Iterator[str]:
     """The address of a JupyterLab that `bertlab lab` started in the copy."""
     runtime = copy / ".runtime"
     settings = {
-        **environment(copy), "JUPYTER_RUNTIME_DIR": str(runtime),
+        **environment(copy),
+        "JUPYTER_RUNTIME_DIR": str(runtime),
         "JUPYTERLAB_WORKSPACES_DIR": str(copy / ".workspaces"),
         "JUPYTERLAB_SETTINGS_DIR": str(copy / ".settings"),
     }
     command = [
-        sys.executable, "-m", "bertlab.course.cli", "lab", "--no-browser", "--ip=127.0.0.1",
-        "--port=0", "--IdentityProvider.token=",
+        sys.executable,
+        "-m",
+        "bertlab.course.cli",
+        "lab",
+        "--no-browser",
+        "--ip=127.0.0.1",
+        "--port=0",
+        "--IdentityProvider.token=",
     ]
     with open(copy / "lab.log", "w") as log:
         server = subprocess.Popen(command, env=settings, stdout=log, stderr=log)

@@ -38,9 +38,25 @@ def run_nbval(copy: Path, notebooks: list[Path]) -> Run:
     for path in notebooks:
         shutil.copy(path, copy / "chapters" / path.name)
     command = [
-        sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q", "-c", os.devnull,
-        "--rootdir", str(copy), "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore",
-        "--nbval-cell-timeout", "600", *(f"chapters/{path.name}" for path in notebooks),
+        sys.executable,
+        "-m",
+        "pytest",
+        "--nbval",
+        "--nbval-current-env",
+        "-q",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(copy),
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-W",
+        "ignore",
+        "--nbval-cell-timeout",
+        "600",
+        *(f"chapters/{path.name}" for path in notebooks),
     ]
     done = subprocess.run(
         command, cwd=copy, env=environment(copy), capture_output=True, text=True, check=False

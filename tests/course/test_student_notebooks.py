@@ -17,7 +17,10 @@ def run_all(copy: Path, file: str) -> nbformat.NotebookNode:
     """Execute a chapter of a student's copy cell by cell; an error output fails the test."""
     node = nbformat.read(copy / "chapters" / f"{file}.ipynb", as_version=4)
     client = NotebookClient(
-        node, timeout=600, kernel_name="python3", allow_errors=True,
+        node,
+        timeout=600,
+        kernel_name="python3",
+        allow_errors=True,
         resources={"metadata": {"path": str(copy / "chapters")}},
     )
     client.execute(env=environment(copy))
@@ -68,7 +71,9 @@ def test_a_wrong_earlier_part_does_not_fail_a_later_one(student_copy, root):
     workspace.fill("3.4", wrong)
     done = subprocess.run(
         [sys.executable, "-m", "bertlab.course.cli", "check", "--json", "3.4", "3.5"],
-        env={**os.environ, "PYTHONPATH": str(student_copy)}, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(student_copy)},
+        capture_output=True,
+        text=True,
     )
     statuses = {record["exercise"]: record["status"] for record in json.loads(done.stdout)}
     assert statuses == {"3.4": "failed", "3.5": "passed"}, done.stderr
@@ -86,7 +91,9 @@ def test_a_module_that_cannot_be_loaded_does_not_stop_the_others(student_copy):
     path.write_text(path.read_text().replace(stub, "return (1 +"))
     done = subprocess.run(
         [sys.executable, "-m", "bertlab.course.cli", "check", "--json", "0.1", "3.1", "2.3"],
-        env={**os.environ, "PYTHONPATH": str(student_copy)}, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(student_copy)},
+        capture_output=True,
+        text=True,
     )
     records = {record["exercise"]: record for record in json.loads(done.stdout)}
     assert records["0.1"]["status"] == "error"

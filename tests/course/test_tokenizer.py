@@ -223,7 +223,7 @@ def outcome(call: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("paired", [False, True], ids=["single", "pair"])
 def test_truncation_padding_and_windows_equal_rust(paired: bool, ours: Any, rust: Any) -> None:
-    @settings(max_examples=1500, deadline=None, suppress_health_check=TOO_SLOW)
+    @settings(max_examples=600, deadline=None, suppress_health_check=TOO_SLOW)
     @given(
         texts=st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1, max_size=3),
         truncation=st.sampled_from(STRATEGIES),
@@ -460,6 +460,7 @@ def test_pre_tokenize_equals_rust_and_spans_are_the_words(
         clean = module.normalize(text)
         words = module.pre_tokenize(clean)
         assert words == rust.pre_tokenize_str(clean)
+        assert words == module.pre_tokenize(clean + " é")[: len(words)]  # ASCII is no special case
         assert all(clean[start:end] == word for word, (start, end) in words)
 
     check()
@@ -468,7 +469,7 @@ def test_pre_tokenize_equals_rust_and_spans_are_the_words(
 def test_wordpiece_equals_rust_on_small_vocabularies(module: ModuleType) -> None:
     piece = st.text("ab#", min_size=1, max_size=4)
 
-    @settings(max_examples=1000, deadline=None)
+    @settings(max_examples=500, deadline=None)
     @given(st.sets(st.one_of(piece, piece.map("##".__add__))), st.text("abc#", max_size=9))
     def check(pieces: set[str], word: str) -> None:
         vocab = {token: i for i, token in enumerate(["[UNK]", *sorted(pieces)])}
@@ -587,7 +588,7 @@ RACE = """
         return time.process_time() - start, result
     ours.encode_batch(texts)
     ratios = []
-    for _ in range(5):
+    for _ in range(3):
         theirs, encodings = timed(rust.encode_batch_fast)
         mine, ids = timed(ours.encode_batch)
         assert ids == [encoding.ids for encoding in encodings]

@@ -144,7 +144,9 @@ def solve_before(root: Path, copy: Path, chapter: outline.Chapter) -> None:
         text = find_regions(complete)[entry.id].text
         workspace.fill(entry.id, text)
         workspace.remember(
-            entry.id, status="passed", judged=fingerprint(text),
+            entry.id,
+            status="passed",
+            judged=fingerprint(text),
             cases=exercise_fingerprint(entry.id),
         )
 

@@ -68,8 +68,12 @@ def _cell(
     if cell.metadata.get("tags"):
         metadata["tags"] = list(cell.metadata["tags"])
     return NotebookNode(
-        cell_type="code", id=identity, metadata=metadata, source=source,
-        execution_count=None, outputs=[],
+        cell_type="code",
+        id=identity,
+        metadata=metadata,
+        source=source,
+        execution_count=None,
+        outputs=[],
     )
 
 

@@ -14,8 +14,16 @@ from bertlab.course.workspace import write_atomically
 
 #: Files and folders of the root that a student's copy has as they are.
 COPIED = (
-    "README.md", "LICENSE", "Makefile", "book.toml", "constraints.txt", "environment.yml",
-    "pyproject.toml", "scripts", "bertlab/course", "tests/public",
+    "README.md",
+    "LICENSE",
+    "Makefile",
+    "book.toml",
+    "constraints.txt",
+    "environment.yml",
+    "pyproject.toml",
+    "scripts",
+    "bertlab/course",
+    "tests/public",
 )
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".ipynb_checkpoints", "pristine")
 

@@ -15,7 +15,7 @@ from bertlab.course.exercises.support import bert_config
 def built_count(config: Any) -> int:
     """Count by building: PyTorch's own Transformer, without memory for the numbers."""
     width = config.hidden_size
-    meta = {"device": "meta"}  # shapes only
+    meta: dict[str, Any] = {"device": "meta"}  # shapes only
     layer = nn.TransformerEncoderLayer(
         width, config.num_attention_heads, config.intermediate_size, **meta
     )
@@ -44,22 +44,27 @@ def _without(**changes: Any) -> Any:
 
 
 def _cases(rng: np.random.Generator) -> Iterator[Case]:
-    base = dict(
-        vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
-        intermediate_size=3072, max_position_embeddings=512, type_vocab_size=2,
-    )
+    base = {
+        "vocab_size": 30522,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+    }
     yield Case("BERT-Base", {"fields": base})
     for number in range(1, 5):
         heads = int(rng.integers(1, 9))
-        drawn = dict(
-            vocab_size=int(rng.integers(500, 40000)),
-            hidden_size=heads * int(rng.integers(8, 65)),
-            num_hidden_layers=int(rng.integers(2, 25)),
-            num_attention_heads=heads,
-            intermediate_size=int(rng.integers(50, 5000)),
-            max_position_embeddings=int(rng.integers(100, 1025)),
-            type_vocab_size=int(rng.integers(1, 4)),
-        )
+        drawn = {
+            "vocab_size": int(rng.integers(500, 40000)),
+            "hidden_size": heads * int(rng.integers(8, 65)),
+            "num_hidden_layers": int(rng.integers(2, 25)),
+            "num_attention_heads": heads,
+            "intermediate_size": int(rng.integers(50, 5000)),
+            "max_position_embeddings": int(rng.integers(100, 1025)),
+            "type_vocab_size": int(rng.integers(1, 4)),
+        }
         yield Case(f"a model of other sizes ({number})", {"fields": drawn})
 
 
@@ -94,8 +99,8 @@ EXERCISES = [
             ),
             Misconception(
                 "the LayerNorms are left out",
-                "A LayerNorm learns a gain and a bias for each unit: 2 × hidden_size numbers. There "
-                "is one after the embeddings and two in each layer, 25 in BERT-Base.",
+                "A LayerNorm learns a gain and a bias for each unit: 2 × hidden_size numbers. "
+                "There is one after the embeddings and two in each layer, 25 in BERT-Base.",
                 {"count_parameters": lambda config: built_count(config) - _norms(config)},
             ),
             Misconception(
@@ -104,8 +109,9 @@ EXERCISES = [
                 "layer and a tanh, the pooler: hidden_size × hidden_size weights and hidden_size "
                 "biases. Hugging Face's BertModel holds it, so it counts here.",
                 {
-                    "count_parameters": lambda config: built_count(config)
-                    - config.hidden_size * (config.hidden_size + 1)
+                    "count_parameters": lambda config: (
+                        built_count(config) - config.hidden_size * (config.hidden_size + 1)
+                    )
                 },
             ),
             Misconception(
@@ -114,12 +120,14 @@ EXERCISES = [
                 "768 units. Twelve projections from 768 to 64 are together one of 768 to 768. The "
                 "number of heads does not change the number of parameters at all.",
                 {
-                    "count_parameters": lambda config: built_count(config)
-                    + config.num_hidden_layers
-                    * 3
-                    * (config.num_attention_heads - 1)
-                    * config.hidden_size
-                    * (config.hidden_size + 1)
+                    "count_parameters": lambda config: (
+                        built_count(config)
+                        + config.num_hidden_layers
+                        * 3
+                        * (config.num_attention_heads - 1)
+                        * config.hidden_size
+                        * (config.hidden_size + 1)
+                    )
                 },
             ),
             Misconception(
@@ -128,8 +136,10 @@ EXERCISES = [
                 "heads' results are put side by side and passed through a fourth, the output "
                 "projection, again hidden_size to hidden_size.",
                 {
-                    "count_parameters": lambda config: built_count(config)
-                    - config.num_hidden_layers * config.hidden_size * (config.hidden_size + 1)
+                    "count_parameters": lambda config: (
+                        built_count(config)
+                        - config.num_hidden_layers * config.hidden_size * (config.hidden_size + 1)
+                    )
                 },
             ),
             Misconception(

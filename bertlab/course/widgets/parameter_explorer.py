@@ -49,7 +49,8 @@ def render(layers: int, width: int, vocab_size: int, inner: int) -> Shown:
 def parameter_explorer() -> View:
     """Return the explorer, at BERT-Base."""
     wide: dict[str, Any] = {
-        "style": {"description_width": "11em"}, "layout": {"width": "34em"},
+        "style": {"description_width": "11em"},
+        "layout": {"width": "34em"},
         "continuous_update": True,
     }
     return View(
@@ -59,9 +60,7 @@ def parameter_explorer() -> View:
             "vocab_size": ipywidgets.IntSlider(
                 30522, 1000, 120000, 500, description="vocabulary", **wide
             ),
-            "inner": ipywidgets.IntSlider(
-                4, 1, 8, description="inner width / width", **wide
-            ),
+            "inner": ipywidgets.IntSlider(4, 1, 8, description="inner width / width", **wide),
         },
         render,
     )
