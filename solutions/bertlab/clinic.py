@@ -79,9 +79,10 @@ def mend_positions(input_ids: "Tensor", attention_mask: "Tensor") -> "Tensor":
 def mend_mask(padding: "Tensor") -> "Tensor":
     """Return BERT's attention mask for a mask that follows PyTorch's convention.
 
-    The patient: attention weights that are nearly the same everywhere on real tokens, and large
-    on padding. The batches come with ``key_padding_mask`` as PyTorch's ``nn.MultiheadAttention``
-    takes it, and were handed on as BERT's ``attention_mask`` without a change.
+    The patient: in a text without padding, every token attends to all others exactly equally; in
+    a text with padding, to the padding alone. The batches come with ``key_padding_mask`` as
+    PyTorch's ``nn.MultiheadAttention`` takes it, and it was handed on as BERT's
+    ``attention_mask`` without a change.
 
     Args:
         padding: ``[batch, seq]``; boolean, where True is **padding**; or floating-point, to be

@@ -1,4 +1,4 @@
-"""From token ids to vectors: word, position and token type, added and normalised.
+"""From token ids to vectors: word, position and token type, added and normalized.
 
 The last two functions are for texts longer than the model has positions for.
 """
@@ -17,7 +17,7 @@ from bertlab.config import BertConfig
 Ids = TypeVar("Ids", list[int], Tensor)
 
 
-# --- exercise 2.1: layer normalisation ---
+# --- exercise 2.1: layer normalization ---
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-12) -> Tensor:
     """Give every vector mean 0 and variance 1, then scale and shift each unit.
 
@@ -40,10 +40,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-12) -> T
     ### BEGIN SOLUTION
     # Eight bits of precision are too few for a mean and a variance: bfloat16 is widened.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    centred = wide - wide.mean(dim=-1, keepdim=True)
-    variance = centred.square().mean(dim=-1, keepdim=True)
-    normalised = centred * torch.rsqrt(variance + eps)
-    return (normalised * weight + bias).to(x.dtype)
+    centered = wide - wide.mean(dim=-1, keepdim=True)
+    variance = centered.square().mean(dim=-1, keepdim=True)
+    normalized = centered * torch.rsqrt(variance + eps)
+    return (normalized * weight + bias).to(x.dtype)
     ### END SOLUTION
 
 
@@ -85,7 +85,7 @@ def sinusoidal_positions(length: int, width: int) -> Tensor:
 
 # --- exercise 2.3: BERT's embeddings ---
 class BertEmbeddings(nn.Module):
-    """Word, position and token-type vectors, added, normalised and thinned by dropout.
+    """Word, position and token-type vectors, added, normalized and thinned by dropout.
 
     Attributes:
         word: `nn.Embedding`, `[vocab_size, hidden]`; the row of `pad_token_id` gets no gradient.
@@ -115,7 +115,7 @@ class BertEmbeddings(nn.Module):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor:
-        """Look up and add the three vectors of every token, then normalise.
+        """Look up and add the three vectors of every token, then normalize.
 
         Args:
             input_ids: `[batch, seq]`, rows of the word table.
@@ -150,9 +150,9 @@ class BertEmbeddings(nn.Module):
 # --- end of exercise 2.3 ---
 
 
-# --- exercise 2.4: windows over a long text ---
+# --- exercise 2.4: sliding windows ---
 def sliding_windows(input_ids: Ids, max_length: int, stride: int) -> list[Ids]:
-    """Cut a long text into windows in which neighbours share `stride` tokens.
+    """Cut a long text into windows in which neighbors share `stride` tokens.
 
     `stride` has the meaning it has in Transformers: the overlap, not the step. Each window
     starts `max_length - stride` tokens after the one before it, and the first window that
@@ -191,7 +191,7 @@ def sliding_windows(input_ids: Ids, max_length: int, stride: int) -> list[Ids]:
 # --- end of exercise 2.4 ---
 
 
-# --- exercise 2.5: the windows put back together ---
+# --- exercise 2.5: stitch the windows ---
 def stitch_windows(vectors: Sequence[Tensor] | Tensor, length: int, stride: int) -> Tensor:
     """One vector a token, each from the window in which the token stands deepest.
 

@@ -191,7 +191,7 @@ def normalize(
 # --- end of exercise 1.1 ---
 
 
-# --- exercise 1.2: pre_tokenize ---
+# --- exercise 1.2: pre-tokenize ---
 def pre_tokenize(text: str) -> list[tuple[str, Span]]:
     """Cut a normalized text at white space, and make every punctuation mark a word of its own.
 
@@ -225,7 +225,7 @@ def pre_tokenize(text: str) -> list[tuple[str, Span]]:
 # --- end of exercise 1.2 ---
 
 
-# --- exercise 1.3: wordpiece ---
+# --- exercise 1.3: greedy longest match ---
 def wordpiece(
     word: str, vocab: Collection[str], unk_token: str = "[UNK]", max_chars: int = 100
 ) -> list[str]:
@@ -271,48 +271,74 @@ Pair = tuple[str, str]  # two symbols that stand side by side in a word
 
 
 class PairCounts:
-    """How often each symbol and each pair of neighbours occurs, kept up to date word by word.
+    """Words as symbols, and how often each symbol and each pair of neighbours occurs in them.
+
+    At first each character is a symbol, with `##` before all but a word's first.
+
+    Args:
+        word_counts: how often each word occurs; words that occur 0 times are left out.
 
     Attributes:
         symbols: occurrences of each symbol over all words, times the words' counts.
-        pairs: the same for each pair of neighbours.
-        words: for each pair, the words it occurs in.
-        pairs_of: for each symbol, the pairs it is part of.
+        pairs: the same for each pair of neighbours; a pair that no longer occurs is no key.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, word_counts: Mapping[str, int]) -> None:
         self.symbols: Counter[str] = Counter()
         self.pairs: Counter[Pair] = Counter()
-        self.words: defaultdict[Pair, set[str]] = defaultdict(set)
-        self.pairs_of: defaultdict[str, set[Pair]] = defaultdict(set)
+        self._word_counts = {word: count for word, count in word_counts.items() if word and count}
+        self._spelling = {w: [w[0], *("##" + char for char in w[1:])] for w in self._word_counts}
+        self._words: defaultdict[Pair, set[str]] = defaultdict(set)  # where a pair occurs
+        self._pairs_of: defaultdict[str, set[Pair]] = defaultdict(set)  # what a symbol is part of
+        for word in self._spelling:
+            self._add(word)
 
-    def add(self, word: str, symbols: Sequence[str], count: int) -> None:
-        """Count a word that is spelled with these symbols and occurs `count` times."""
+    def join(self, pair: Pair, merged: str) -> set[Pair]:
+        """Replace the pair by the symbol `merged` in every word, from left to right.
+
+        Returns:
+            All pairs with one of the three symbols: no other pair's score has changed.
+        """
+        for word in list(self._words[pair]):
+            self._remove(word)
+            self._spelling[word] = self._joined(self._spelling[word], pair, merged)
+            self._add(word)
+        return self._pairs_of[pair[0]] | self._pairs_of[pair[1]] | self._pairs_of[merged]
+
+    @staticmethod
+    def _joined(symbols: list[str], pair: Pair, merged: str) -> list[str]:
+        joined: list[str] = []
+        position = 0
+        while position < len(symbols):
+            found = tuple(symbols[position : position + 2]) == pair
+            joined.append(merged if found else symbols[position])
+            position += 2 if found else 1
+        return joined
+
+    def _add(self, word: str) -> None:
+        symbols, count = self._spelling[word], self._word_counts[word]
         for symbol in symbols:
             self.symbols[symbol] += count
         for pair in pairwise(symbols):
             self.pairs[pair] += count
-            self.words[pair].add(word)
-            self.pairs_of[pair[0]].add(pair)
-            self.pairs_of[pair[1]].add(pair)
+            self._words[pair].add(word)
+            for symbol in pair:
+                self._pairs_of[symbol].add(pair)
 
-    def remove(self, word: str, symbols: Sequence[str], count: int) -> None:
-        """Undo `add`, with the same arguments."""
+    def _remove(self, word: str) -> None:
+        symbols, count = self._spelling[word], self._word_counts[word]
         for symbol in symbols:
             self.symbols[symbol] -= count
         for pair in pairwise(symbols):
             self.pairs[pair] -= count
-            self.words[pair].discard(word)
+            self._words[pair].discard(word)
             if not self.pairs[pair]:
-                self._forget(pair)
-
-    def _forget(self, pair: Pair) -> None:
-        del self.pairs[pair], self.words[pair]
-        self.pairs_of[pair[0]].discard(pair)
-        self.pairs_of[pair[1]].discard(pair)
+                del self.pairs[pair]
+                for symbol in pair:
+                    self._pairs_of[symbol].discard(pair)
 
 
-# --- exercise 1.4: train WordPiece ---
+# --- exercise 1.4: learn a vocabulary ---
 def train_wordpiece(
     word_counts: Mapping[str, int],
     vocab_size: int,
@@ -324,8 +350,8 @@ def train_wordpiece(
     A word starts as its characters, all but the first with `##`. The best pair has the highest
     `count(ab) / (count(a) * count(b))` (`rule="wordpiece"`; one division, so that equal fractions
     are equal) or the highest `count(ab)` (`rule="bpe"`); of equals, the lexicographically
-    smallest. Within a word, pairs are joined from left to right. Joining ends early when no pair
-    is left. A piece that can be made in two ways is listed once.
+    smallest. `PairCounts` (above) counts and joins. Joining ends early when no pair is left. A
+    piece that can be made in two ways is listed once.
 
     Args:
         word_counts: how often each word occurs.
@@ -344,13 +370,8 @@ def train_wordpiece(
     ### BEGIN SOLUTION
     if rule not in ("wordpiece", "bpe"):
         raise ValueError(f'rule is {rule!r}, but must be "wordpiece" or "bpe"')
-    counts = PairCounts()
-    spelling = {
-        word: [word[0], *("##" + char for char in word[1:])] for word in word_counts if word
-    }
-    for word, symbols in spelling.items():
-        counts.add(word, symbols, word_counts[word])
-    vocab = dict.fromkeys([*special_tokens, *sorted(counts.symbols)])  # a dict: ordered, fast `in`
+    counts = PairCounts(word_counts)
+    vocab = dict.fromkeys([*special_tokens, *sorted(counts.symbols)])  # a dict: ordered, no twins
     if vocab_size < len(vocab):
         raise ValueError(
             f"vocab_size is {vocab_size}, but special tokens and alphabet are {len(vocab)}"
@@ -369,30 +390,9 @@ def train_wordpiece(
             continue  # an old rank: the pair is gone, or has a newer entry in the queue
         merged = pair[0] + pair[1].removeprefix("##")
         vocab[merged] = None
-        for word in list(counts.words[pair]):
-            counts.remove(word, spelling[word], word_counts[word])
-            spelling[word] = merge_pair(spelling[word], pair, merged)
-            counts.add(word, spelling[word], word_counts[word])
-        # Only these changed; a pair's score also changes when one of its symbols becomes rarer.
-        for changed in (
-            counts.pairs_of[pair[0]] | counts.pairs_of[pair[1]] | counts.pairs_of[merged]
-        ):
+        for changed in counts.join(pair, merged):
             heapq.heappush(queue, ranked(changed))
     return list(vocab)
-
-
-def merge_pair(symbols: list[str], pair: Pair, merged: str) -> list[str]:
-    """Replace each occurrence of the pair, from left to right, by the one symbol `merged`."""
-    joined: list[str] = []
-    position = 0
-    while position < len(symbols):
-        if tuple(symbols[position : position + 2]) == pair:
-            joined.append(merged)
-            position += 2
-        else:
-            joined.append(symbols[position])
-            position += 1
-    return joined
     ### END SOLUTION
 
 
@@ -740,7 +740,7 @@ class TokenizerBase:
         return batch
 
 
-# --- exercise 1.5: the tokenizer ---
+# --- exercise 1.5: the whole tokenizer ---
 class WordPieceTokenizer(TokenizerBase):
     """BERT's tokenizer: from text to what the model reads, and back.
 

@@ -75,14 +75,11 @@ def _norm_by(
     return layer_norm
 
 
-
-
-
 def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _centred(x: Tensor) -> Tensor:
+def _centered(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
 
 
@@ -98,8 +95,8 @@ def _over(x: Tensor, eps: float, axes: tuple[int, ...]) -> Tensor:
 
 
 def _in_half_precision(x: Tensor, eps: float) -> Tensor:
-    centred = _centred(x)
-    return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    centered = _centered(x)
+    return centered / (centered.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
 NORM = Exercise(
@@ -118,7 +115,7 @@ NORM = Exercise(
             "does not show it; but it enters at every LayerNorm of the model.",
             {
                 "layer_norm": _norm_by(
-                    lambda x, eps: _centred(_wide(x)) / (_variance(_wide(x), 1) + eps).sqrt()
+                    lambda x, eps: _centered(_wide(x)) / (_variance(_wide(x), 1) + eps).sqrt()
                 )
             },
         ),
@@ -136,8 +133,8 @@ NORM = Exercise(
         ),
         Misconception(
             "the eps that is given is ignored",
-            "The function takes eps as an argument, and models differ in it: 1e-12 in BERT, 1e-5 in "
-            "RoBERTa. Use the value you are given, not a number of your own.",
+            "The function takes eps as an argument, and models differ in it: 1e-12 in BERT, 1e-5 "
+            "in RoBERTa. Use the value you are given, not a number of your own.",
             {
                 "layer_norm": lambda x, weight, bias, eps=1e-12: F.layer_norm(
                     x, x.shape[-1:], weight, bias, 1e-12
@@ -151,7 +148,7 @@ NORM = Exercise(
             "it. eps is added to the variance so that the division stays finite.",
             {
                 "layer_norm": _norm_by(
-                    lambda x, eps: _centred(_wide(x)) / _variance(_wide(x)).sqrt()
+                    lambda x, eps: _centered(_wide(x)) / _variance(_wide(x)).sqrt()
                 )
             },
         ),
@@ -162,7 +159,7 @@ NORM = Exercise(
             "eps = 0.01, sqrt(v + 0.01) and sqrt(v) + 0.01 differ a lot when v is small.",
             {
                 "layer_norm": _norm_by(
-                    lambda x, eps: _centred(_wide(x)) / (_variance(_wide(x)).sqrt() + eps)
+                    lambda x, eps: _centered(_wide(x)) / (_variance(_wide(x)).sqrt() + eps)
                 )
             },
         ),
@@ -185,7 +182,7 @@ NORM = Exercise(
             "variance 1 / variance: small vectors get larger than large ones.",
             {
                 "layer_norm": _norm_by(
-                    lambda x, eps: _centred(_wide(x)) / (_variance(_wide(x)) + eps)
+                    lambda x, eps: _centered(_wide(x)) / (_variance(_wide(x)) + eps)
                 )
             },
         ),
@@ -225,10 +222,10 @@ NORM = Exercise(
         ),
         Misconception(
             "half-precision numbers are squared in half precision",
-            "float16 ends at 65,504, and the square of 256 is already more. With numbers like those "
-            "that some units of a trained BERT reach, the variance is infinite and the whole vector "
-            "becomes 0. So half-precision input is widened to float32 for the mean and the "
-            "variance, and only the result is narrowed again; PyTorch does the same.",
+            "float16 ends at 65,504, and the square of 256 is already more. With numbers like "
+            "those that some units of a trained BERT reach, the variance is infinite and the "
+            "whole vector becomes 0. So half-precision input is widened to float32 for the mean "
+            "and the variance, and only the result is narrowed again; PyTorch does the same.",
             {"layer_norm": _norm_by(_in_half_precision)},
         ),
     ),
@@ -236,11 +233,11 @@ NORM = Exercise(
         "Everything happens along the last axis, for each vector by itself. `keepdim=True` keeps "
         "that axis, with size 1, so that the mean can be subtracted and the result divided without "
         "reshaping.",
-        "Subtract the mean; the variance is the mean of the squares of what is left. Add eps to the "
-        "variance, then take the root, then divide. The gain and the bias come last.",
+        "Subtract the mean; the variance is the mean of the squares of what is left. Add eps to "
+        "the variance, then take the root, then divide. The gain and the bias come last.",
         "Do the arithmetic on `x.to(torch.promote_types(x.dtype, torch.float32))`, which widens "
-        "half precision and leaves float32 and float64 alone, and return the result `.to(x.dtype)`. "
-        "If you use `var`, pass `correction=0`.",
+        "half precision and leaves float32 and float64 alone, and return the result "
+        "`.to(x.dtype)`. If you use `var`, pass `correction=0`.",
     ),
 )
 
@@ -328,10 +325,10 @@ SINUSOIDS = Exercise(
     misconceptions=(
         Misconception(
             "the sines and cosines stand in two halves",
-            "The 2017 paper interleaves them: unit 0 is a sine, unit 1 the cosine of the same angle, "
-            "unit 2 the next sine. Many later models put all sines first and all cosines after "
-            "(`cat([sin, cos])`). Since a model may learn to read any order, both train equally "
-            "well; but a checkpoint trained with one cannot be used with the other.",
+            "The 2017 paper interleaves them: unit 0 is a sine, unit 1 the cosine of the same "
+            "angle, unit 2 the next sine. Many later models put all sines first and all cosines "
+            "after (`cat([sin, cos])`). Since a model may learn to read any order, both train "
+            "equally well; but a checkpoint trained with one cannot be used with the other.",
             {
                 "sinusoidal_positions": _checked(
                     lambda length, width: torch.cat(
@@ -359,9 +356,9 @@ SINUSOIDS = Exercise(
         Misconception(
             "every unit has a wavelength of its own",
             "A sine and the cosine beside it share their wavelength: units 2i and 2i + 1 have the "
-            "same exponent 2i / width. That is what makes the table useful: the pair is a point on "
-            "a circle, and going k positions on turns it by the same angle wherever you start. With "
-            "the unit's own number in the exponent the pairs fall apart.",
+            "same exponent 2i / width. That is what makes the table useful: the pair is a point "
+            "on a circle, and going k positions on turns it by the same angle wherever you start. "
+            "With the unit's own number in the exponent the pairs fall apart.",
             {
                 "sinusoidal_positions": _checked(
                     lambda length, width: _sinusoids(
@@ -372,9 +369,9 @@ SINUSOIDS = Exercise(
         ),
         Misconception(
             "the exponent is i / width instead of 2i / width",
-            "i counts pairs, from 0 to width / 2. With 2i / width the exponent runs over [0, 1), so "
-            "the longest wavelength is near 2π · 10,000. With i / width it stops half way, near "
-            "2π · 100.",
+            "i counts pairs, from 0 to width / 2. With 2i / width the exponent runs over [0, 1), "
+            "so the longest wavelength is near 2π · 10,000. With i / width it stops half way, "
+            "near 2π · 100.",
             {
                 "sinusoidal_positions": _checked(
                     lambda length, width: _sinusoids(
@@ -385,10 +382,10 @@ SINUSOIDS = Exercise(
         ),
         Misconception(
             "the last pair reaches 10,000 exactly",
-            "Google's tensor2tensor, where the Transformer came from, spreads the wavelengths over "
-            "i / (width / 2 - 1), so that the last pair has exactly 2π · 10,000. The paper's formula "
-            "is 2i / width, and the last pair stays a little below. Both are in use; this exercise "
-            "asks for the paper's.",
+            "Google's tensor2tensor, where the Transformer came from, spreads the wavelengths "
+            "over i / (width / 2 - 1), so that the last pair has exactly 2π · 10,000. The paper's "
+            "formula is 2i / width, and the last pair stays a little below. Both are in use; this "
+            "exercise asks for the paper's.",
             {
                 "sinusoidal_positions": _checked(
                     lambda length, width: _sinusoids(
@@ -410,14 +407,14 @@ SINUSOIDS = Exercise(
         ),
     ),
     hints=(
-        "Make a column of positions, `[length, 1]`, and a row of divisors, `[width]` or one for each "
-        "pair. Dividing one by the other broadcasts to `[length, width]`.",
+        "Make a column of positions, `[length, 1]`, and a row of divisors, `[width]` or one for "
+        "each pair. Dividing one by the other broadcasts to `[length, width]`.",
         "The units of a pair share their exponent: `unit - unit % 2` is 0, 0, 2, 2, 4, 4, ... "
         "Then take the sine where the unit is even and the cosine where it is odd; `torch.where` "
         "chooses between two tensors, and works for an odd width too.",
         "angle = position / 10000 ** (pair / width), in float64 if you want it exact (at position "
-        "500 an angle in float32 is already off by 3e-5), then torch.where(unit % 2 == 0, sin, cos) "
-        "as float32. Refuse a length or width below 1 with a ValueError first.",
+        "500 an angle in float32 is already off by 3e-5), then torch.where(unit % 2 == 0, sin, "
+        "cos) as float32. Refuse a length or width below 1 with a ValueError first.",
     ),
 )
 
@@ -425,8 +422,13 @@ SINUSOIDS = Exercise(
 
 
 _FIELDS = (
-    "vocab_size", "hidden_size", "max_position_embeddings", "type_vocab_size",
-    "layer_norm_eps", "hidden_dropout_prob", "pad_token_id",
+    "vocab_size",
+    "hidden_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "layer_norm_eps",
+    "hidden_dropout_prob",
+    "pad_token_id",
 )
 
 
@@ -521,13 +523,13 @@ def _summed(self: Any, input_ids: Tensor, types: Any, positions: Any) -> Tensor:
 
 
 def _embedding_cases(rng: np.random.Generator) -> Iterator[Case]:
-    fields = dict(
-        vocab_size=40,
-        hidden_size=24,
-        num_attention_heads=4,
-        max_position_embeddings=16,
-        type_vocab_size=2,
-    )
+    fields = {
+        "vocab_size": 40,
+        "hidden_size": 24,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 16,
+        "type_vocab_size": 2,
+    }
     module = TheirBertEmbeddings(bert_config(**fields))
     small = dict.fromkeys(("word.weight", "position.weight", "token_type.weight"), 1e-2)
 
@@ -572,7 +574,10 @@ def _embedding_probe(
     if wants == "error":
         sizes = input_ids.shape[-1], fields["max_position_embeddings"]
         full = error_of(lambda: module(input_ids[:, :-1]))
-        return {**error_of(lambda: module(input_ids), *sizes), "error at full length": full["error"]}
+        return {
+            **error_of(lambda: module(input_ids), *sizes),
+            "error at full length": full["error"],
+        }
     output = module(input_ids, **ids)
     if wants == "dropout":
         return _dropout_of(output, module.train()(input_ids))
@@ -626,9 +631,9 @@ EMBEDDINGS = Exercise(
         ),
         Misconception(
             "a text without token types gets no token type vector",
-            "When `token_type_ids` is None all tokens are of type 0, and type 0 has a vector, which "
-            "is added like any other. BERT was trained with it: leaving it out shifts every token "
-            "of every single text by the same vector.",
+            "When `token_type_ids` is None all tokens are of type 0, and type 0 has a vector, "
+            "which is added like any other. BERT was trained with it: leaving it out shifts every "
+            "token of every single text by the same vector.",
             _with_forward(
                 lambda self, ids, types, places: (
                     _right(self, ids, types, places)
@@ -669,9 +674,9 @@ EMBEDDINGS = Exercise(
         ),
         Misconception(
             "the row of [PAD] gets a gradient",
-            "`nn.Embedding(..., padding_idx=config.pad_token_id)` keeps the gradient of that row at "
-            "zero. Without it every padding token of every batch pulls at the row of [PAD], which "
-            "is never a word.",
+            "`nn.Embedding(..., padding_idx=config.pad_token_id)` keeps the gradient of that row "
+            "at zero. Without it every padding token of every batch pulls at the row of [PAD], "
+            "which is never a word.",
             _wrong(__init__=_no_padding_row),
         ),
         Misconception(
@@ -682,8 +687,8 @@ EMBEDDINGS = Exercise(
         ),
         Misconception(
             "the sum is not normalized",
-            "The sum goes through a LayerNorm before dropout. It is easy to miss, for in the paper's "
-            "figure 2 it does not appear; the code has had it from the first day.",
+            "The sum goes through a LayerNorm before dropout. It is easy to miss, for in the "
+            "paper's figure 2 it does not appear; the code has had it from the first day.",
             _with_forward(
                 lambda self, ids, types, places: self.dropout(_summed(self, ids, types, places))
             ),
@@ -715,9 +720,9 @@ EMBEDDINGS = Exercise(
         ),
         Misconception(
             "a text that is too long is cut",
-            "A model that drops the end of a text without a word gives an answer about a text that "
-            "nobody asked about. Raise a ValueError that names both numbers, so that the caller can "
-            "cut the text into windows (exercise 2.4).",
+            "A model that drops the end of a text without a word gives an answer about a text "
+            "that nobody asked about. Raise a ValueError that names both numbers, so that the "
+            "caller can cut the text into windows (exercise 2.4).",
             _with_forward(
                 lambda self, ids, types, places: (
                     _right(self, ids[:, :16], types, places)
@@ -739,8 +744,8 @@ EMBEDDINGS = Exercise(
         ),
         Misconception(
             "there is no dropout",
-            "In training, `hidden_dropout_prob` of the units are zeroed after the norm and the rest "
-            "is scaled up. Without it nothing changes in evaluation, so no comparison with a "
+            "In training, `hidden_dropout_prob` of the units are zeroed after the norm and the "
+            "rest is scaled up. Without it nothing changes in evaluation, so no comparison with a "
             "checkpoint shows it; a fine-tuned model overfits a little sooner.",
             _with_forward(
                 lambda self, ids, types, places: self.norm(_summed(self, ids, types, places))
@@ -867,10 +872,10 @@ WINDOWS = Exercise(
     misconceptions=(
         Misconception(
             "stride is taken for the step from one window to the next",
-            "In convolutions, and in run_squad.py of 2018, `stride` is how far the window moves. In "
-            "Transformers and in the Rust tokenizers it is how many tokens two neighbors *share*. "
-            "The step is then max_length - stride. The two agree only where the stride is half the "
-            "window.",
+            "In convolutions, and in run_squad.py of 2018, `stride` is how far the window moves. "
+            "In Transformers and in the Rust tokenizers it is how many tokens two neighbors "
+            "*share*. The step is then max_length - stride. The two agree only where the stride "
+            "is half the window.",
             _from_starts(
                 lambda length, size, stride: range(
                     0, max(length - size + max(stride, 1), 1), max(stride, 1)
@@ -879,16 +884,16 @@ WINDOWS = Exercise(
         ),
         Misconception(
             "the last window lies inside the one before it",
-            "A window that starts within the last `stride` tokens holds nothing that the one before "
-            "it does not hold. It costs a forward pass and adds nothing. Stop at the first window "
-            "that reaches the end of the text.",
+            "A window that starts within the last `stride` tokens holds nothing that the one "
+            "before it does not hold. It costs a forward pass and adds nothing. Stop at the first "
+            "window that reaches the end of the text.",
             _from_starts(lambda length, size, stride: range(0, length, size - stride)),
         ),
         Misconception(
             "the last window is moved back so that it is full",
-            "That is a fair choice, and some libraries make it; but then the last overlap is longer "
-            "than `stride`, and whoever puts the windows back together has to know. The Rust "
-            "tokenizers, and the contract here, let the last window be shorter.",
+            "That is a fair choice, and some libraries make it; but then the last overlap is "
+            "longer than `stride`, and whoever puts the windows back together has to know. The "
+            "Rust tokenizers, and the contract here, let the last window be shorter.",
             _from_starts(
                 lambda length, size, stride: [
                     min(start, max(length - size, 0))
@@ -907,9 +912,11 @@ WINDOWS = Exercise(
             "Cut without an overlap, the tokens beside a cut never see the text on its other side, "
             "in any window. `stride` tokens are read twice so that each token has surroundings "
             "in one window at least.",
-            {"sliding_windows": lambda ids, size, stride: their_windows(
-                ids, size, 0 * stride if 0 <= stride < size else stride
-            )},
+            {
+                "sliding_windows": lambda ids, size, stride: their_windows(
+                    ids, size, 0 * stride if 0 <= stride < size else stride
+                )
+            },
         ),
         Misconception(
             "neighbors share one token more than stride",
@@ -931,11 +938,11 @@ WINDOWS = Exercise(
         ),
     ),
     hints=(
-        "`stride` is the overlap. How far apart do two windows start, if each is max_length long and "
-        "they share stride tokens?",
-        "The starts are 0, step, 2 · step, ... with step = max_length - stride. A start is worth a "
-        "window only if there is something new in it: if the window before has not reached the end. "
-        "A slice that goes past the end is cut by Python itself.",
+        "`stride` is the overlap. How far apart do two windows start, if each is max_length long "
+        "and they share stride tokens?",
+        "The starts are 0, step, 2 · step, ... with step = max_length - stride. A start is worth "
+        "a window only if there is something new in it: if the window before has not reached the "
+        "end. A slice that goes past the end is cut by Python itself.",
         "Start k is worth a window if k · step + stride < length, or if k = 0. So the starts are "
         "range(0, max(length - stride, 1), step). Refuse an empty text, and any stride that is not "
         "in [0, max_length), first.",
@@ -1034,17 +1041,16 @@ def _stitch_probe(
     return {"output": output, **gradients(output, torch.ones_like(output), leaves)}
 
 
-def _laid(
-    merge: Callable[[list[Tensor | None], int, Tensor, int], Tensor],
-) -> dict[str, Any]:
-    """Return a stitching that lays the windows down in order, where `merge` settles conflicts."""
+def _laid(keep_earlier: bool) -> dict[str, Any]:
+    """Return a stitching that lays the windows down in order, one over the other."""
 
     def stitch_windows(vectors: Any, length: int, stride: int) -> Tensor:
-        rows: list[Tensor | None] = [None] * length
+        rows: dict[int, Tensor] = {}
         for window, (start, end) in zip(vectors, _spans_of(vectors, length, stride), strict=True):
             for token in range(start, end):
-                rows[token] = merge(rows, token, window[token - start], start)
-        return torch.stack([row for row in rows if row is not None])
+                if not (keep_earlier and token in rows):
+                    rows[token] = window[token - start]
+        return torch.stack([rows[token] for token in range(length)])
 
     return {"stitch_windows": stitch_windows}
 
@@ -1105,20 +1111,21 @@ STITCH = Exercise(
             "The last tokens of a window see nothing of what follows: they stand right at the cut. "
             "The next window holds the same tokens with text on both sides. Half of the overlap is "
             "deeper in each, so the seam belongs in its middle.",
-            _laid(lambda rows, token, row, start: row if rows[token] is None else rows[token]),
+            _laid(keep_earlier=True),
         ),
         Misconception(
             "the later window always wins",
             "Writing window after window into one tensor gives each overlap to the later window. "
-            "But the first tokens of that window see nothing of what came before; the earlier window "
-            "knew them better. The seam belongs in the middle of the overlap.",
-            _laid(lambda rows, token, row, start: row),
+            "But the first tokens of that window see nothing of what came before; the earlier "
+            "window knew them better. The seam belongs in the middle of the overlap.",
+            _laid(keep_earlier=False),
         ),
         Misconception(
             "the windows' vectors are averaged",
-            "An average mixes a vector that saw the token's surroundings with one that did not. It "
-            "is a reasonable idea, used for scores in some libraries; but the mean of two vectors "
-            "need not be a vector the model would ever give, and the contract asks for one window's.",
+            "An average mixes a vector that saw the token's surroundings with one that did not. "
+            "It is a reasonable idea, used for scores in some libraries; but the mean of two "
+            "vectors need not be a vector the model would ever give, and the contract asks for "
+            "one window's.",
             {"stitch_windows": _mean_of_windows},
         ),
         Misconception(
@@ -1129,8 +1136,8 @@ STITCH = Exercise(
         ),
         Misconception(
             "the windows are laid end to end",
-            "Neighbors share `stride` tokens, so laid end to end each overlap is there twice and the "
-            "result is longer than the text.",
+            "Neighbors share `stride` tokens, so laid end to end each overlap is there twice and "
+            "the result is longer than the text.",
             {"stitch_windows": _end_to_end},
         ),
         Misconception(
@@ -1151,14 +1158,14 @@ STITCH = Exercise(
     hints=(
         "Draw two windows with an overlap of 4 tokens. How deep does each of the four stand in the "
         "first window, and how deep in the second? Where do the two change places?",
-        "The first half of an overlap is deeper in the earlier window, the second half in the later. "
-        "So of each window you keep one slice: without the first half of the overlap on its left "
-        "(unless it is the first window) and without the second half of the one on its right (unless "
-        "it is the last). Then concatenate.",
-        "Left cut: (stride + 1) // 2 tokens, right cut: stride // 2 tokens; that gives an odd middle "
-        "token to the earlier window. Sizes come from sliding_windows(list(range(length)), "
-        "len(vectors[0]), stride), which also tells you how much of a padded last window is text. A "
-        "text that fits into the first window has no overlap.",
+        "The first half of an overlap is deeper in the earlier window, the second half in the "
+        "later. So of each window you keep one slice: without the first half of the overlap on "
+        "its left (unless it is the first window) and without the second half of the one on its "
+        "right (unless it is the last). Then concatenate.",
+        "Left cut: (stride + 1) // 2 tokens, right cut: stride // 2 tokens; that gives an odd "
+        "middle token to the earlier window. Sizes come from sliding_windows(list(range(length)), "
+        "len(vectors[0]), stride), which also tells you how much of a padded last window is text. "
+        "A text that fits into the first window has no overlap.",
     ),
 )
 
@@ -1201,8 +1208,8 @@ POSITIONS = Exercise(
     misconceptions=(
         Misconception(
             "positions still count from the left edge",
-            "These are the positions the patient already uses: 0, 1, 2, ... over the whole row. With "
-            "padding on the left the first real token then stands wherever the padding ends.",
+            "These are the positions the patient already uses: 0, 1, 2, ... over the whole row. "
+            "With padding on the left the first real token then stands wherever the padding ends.",
             {
                 "mend_positions": lambda input_ids, attention_mask: torch.arange(
                     input_ids.shape[-1], device=input_ids.device
@@ -1211,8 +1218,8 @@ POSITIONS = Exercise(
         ),
         Misconception(
             "the first real token is at position 1",
-            "A running sum of the mask gives 1 at the first real token. BERT's first position is 0, "
-            "so subtract 1. (RoBERTa does begin later, at pad_token_id + 1.)",
+            "A running sum of the mask gives 1 at the first real token. BERT's first position is "
+            "0, so subtract 1. (RoBERTa does begin later, at pad_token_id + 1.)",
             {
                 "mend_positions": lambda input_ids, attention_mask: (
                     attention_mask.cumsum(-1) * attention_mask
@@ -1221,16 +1228,16 @@ POSITIONS = Exercise(
         ),
         Misconception(
             "padding is not set to 0",
-            "The running sum is 0 at padding on the left, and minus 1 that is -1: the lookup fails, "
-            "or takes a row that is not there. On the right the sum simply stays at its last value. "
-            "Multiply by the mask.",
+            "The running sum is 0 at padding on the left, and minus 1 that is -1: the lookup "
+            "fails, or takes a row that is not there. On the right the sum simply stays at its "
+            "last value. Multiply by the mask.",
             {"mend_positions": lambda input_ids, attention_mask: attention_mask.cumsum(-1) - 1},
         ),
         Misconception(
             "padding is always taken to be on the left",
-            "Shifting every row by its amount of padding mends batches padded on the left and breaks "
-            "those padded on the right, which were well. A running sum of the mask needs no "
-            "assumption.",
+            "Shifting every row by its amount of padding mends batches padded on the left and "
+            "breaks those padded on the right, which were well. A running sum of the mask needs "
+            "no assumption.",
             {
                 "mend_positions": lambda input_ids, attention_mask: (
                     (
@@ -1253,10 +1260,10 @@ POSITIONS = Exercise(
         ),
     ),
     hints=(
-        "Which tensor tells you which tokens are real? What do you get when you count, from left to "
-        "right, how many real tokens there have been so far?",
-        "`cumsum` along the last axis counts them: the first real token gets 1, and the count stands "
-        "still at padding. BERT wants 0 for the first, and 0 at padding.",
+        "Which tensor tells you which tokens are real? What do you get when you count, from left "
+        "to right, how many real tokens there have been so far?",
+        "`cumsum` along the last axis counts them: the first real token gets 1, and the count "
+        "stands still at padding. BERT wants 0 for the first, and 0 at padding.",
         "Take the running sum of the mask, minus 1, times the mask.",
     ),
 )
