@@ -166,6 +166,7 @@ def first_card() -> Iterator[Row]:
                     running.run("%reset -f")
                 subprocess.run(
                     [sys.executable, "-m", "bertlab.course.cli", "reset", first],
+                    cwd=copy,
                     env={**os.environ, "PYTHONPATH": str(copy)},
                     capture_output=True,
                     check=True,
@@ -204,7 +205,9 @@ def chapter_checks() -> Iterator[Row]:
         for chapter in outline.chapters():
             command = [sys.executable, "-m", "bertlab.course.cli", "check", str(chapter.number)]
             start = time.perf_counter()
-            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True
+            )
             taken = time.perf_counter() - start
             yield Row(
                 f"chapter {chapter.number} judged in a fresh process"

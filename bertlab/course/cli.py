@@ -59,8 +59,8 @@ def lab(context: typer.Context) -> None:
         "jupyterlab",
         f"--ServerApp.root_dir={root}",
         f"--LabApp.default_url=/lab/tree/chapters/{chapter.file}.ipynb",
-        "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        # No question about news, no look for updates: the course works without a network.
+        f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
         *(["--allow-root"] if getattr(os, "geteuid", lambda: 1)() == 0 else []),
         *context.args,
     ]

@@ -21,7 +21,8 @@ WORDS = {
 }
 
 #: The one place where the look is defined. Variables fall back from JupyterLab's theme to
-#: VS Code's and then to plain colours, so that cards can be read in light and dark.
+#: VS Code's and then to plain colours, so that cards can be read in light and dark. The class is
+#: written twice where JupyterLab's own rule for tables (text to the right) would win otherwise.
 STYLE = """<style>
 .bertlab { --bl-text: var(--jp-ui-font-color0, var(--vscode-foreground, #1f2328));
   --bl-soft: var(--jp-ui-font-color1, var(--vscode-foreground, #424a53));
@@ -44,9 +45,9 @@ STYLE = """<style>
 .bertlab pre { margin: .45em 0 0; padding: .45em .6em; overflow-x: auto; color: inherit;
   background: var(--jp-layout-color2, rgba(128,128,128,.12)); }
 .bertlab table { border-collapse: collapse; margin: .5em 0 0; color: inherit; font-size: inherit; }
-.bertlab td, .bertlab th { border-bottom: 1px solid var(--bl-line); padding: .22em .8em .22em 0;
-  text-align: left; vertical-align: top; background: transparent; }
-.bertlab th { font-weight: 600; } .bertlab td.number { text-align: right; }
+.bertlab.bertlab td, .bertlab.bertlab th { border-bottom: 1px solid var(--bl-line);
+  padding: .22em .8em .22em 0; text-align: left; vertical-align: top; background: transparent; }
+.bertlab th { font-weight: 600; } .bertlab.bertlab td.number { text-align: right; }
 </style>"""
 
 

@@ -265,7 +265,14 @@ class CourseMagics(Magics):
         """Judge in a fresh process, so that nothing of this kernel can help or hurt."""
         command = [sys.executable, "-m", "bertlab.course.cli", "check", "--json", *ids]
         environment = {**os.environ, "PYTHONPATH": str(self.workspace.root)}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        done = subprocess.run(
+            command,
+            cwd=self.workspace.root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         try:
             records = json.loads(done.stdout)
         except ValueError:

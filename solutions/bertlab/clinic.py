@@ -25,7 +25,7 @@ def mend_tokenizer(vocab: list[str], settings: dict[str, Any]) -> dict[str, Any]
             may be None: as ``do_lower_case``), and others that are none of your business.
 
     Returns:
-        A new dict: ``do_lower_case`` True exactly when no piece has an upper-case letter (special
+        A new dict: ``do_lower_case`` True exactly when lower-casing would change no piece (special
         tokens aside), ``strip_accents`` True exactly when no piece holds a letter with an accent
         (a character that NFD takes apart into a letter and combining marks); all other settings
         as they were.
@@ -37,7 +37,7 @@ def mend_tokenizer(vocab: list[str], settings: dict[str, Any]) -> dict[str, Any]
 
     pieces = [piece for piece in vocab if not (piece.startswith("[") and piece.endswith("]"))]
     letters = set("".join(pieces))
-    cased = any(letter.isupper() for letter in letters)
+    cased = any(letter.lower() != letter for letter in letters)  # not isupper: ℝ has no small form
     accented = any(
         unicodedata.combining(mark)
         for letter in letters

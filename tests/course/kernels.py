@@ -1,5 +1,8 @@
-"""A real Jupyter kernel on a student's copy, for tests that must see what a student sees."""
+"""A student's copy in use: its command line, and a real Jupyter kernel on it."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +12,18 @@ from typing import Any
 from jupyter_client.manager import KernelManager
 
 from bertlab.course.authoring.chapters import environment
+
+
+def bertlab(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line of a student's copy, in that copy."""
+    return subprocess.run(
+        [sys.executable, "-m", "bertlab.course.cli", *words],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @dataclass

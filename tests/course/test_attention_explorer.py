@@ -21,14 +21,12 @@ def drawn(shown):
 
 def test_the_weights_are_those_transformers_gives(example):
     import torch
-    from transformers import BertTokenizerFast
+    from transformers import BertTokenizer
 
     from bertlab.course.reference import minilm, minilm_folder
 
     tokens, weights = example
-    encoded = BertTokenizerFast.from_pretrained(minilm_folder())(
-        explorer.SENTENCE, return_tensors="pt"
-    )
+    encoded = BertTokenizer.from_pretrained(minilm_folder())(explorer.SENTENCE, return_tensors="pt")
     with torch.no_grad():
         theirs = minilm("eager")(**encoded, output_attentions=True).attentions
     assert weights.shape == (explorer.LAYERS, explorer.HEADS, len(tokens), len(tokens))

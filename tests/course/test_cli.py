@@ -1,16 +1,16 @@
 """The command line: what it prints, and how it exits."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from bertlab.course import outline
 from bertlab.course.regions import find_regions
 from bertlab.course.workspace import Workspace
+
+from .kernels import bertlab
 
 FIELDS = {
     "exercise",
@@ -24,15 +24,6 @@ FIELDS = {
     "device",
     "reference",
 }
-
-
-def bertlab(copy: Path, *words: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "bertlab.course.cli", *words],
-        env={**os.environ, "PYTHONPATH": str(copy)},
-        capture_output=True,
-        text=True,
-    )
 
 
 def test_json_has_one_record_for_each_exercise_asked_for(student_copy, root):

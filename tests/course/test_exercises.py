@@ -1,9 +1,7 @@
 """What must be true of every exercise: the starter is to do, the solution passes, and every
 misconception fails and is named. New exercises are covered without a line here."""
 
-import os
-import subprocess
-import sys
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +14,8 @@ from bertlab.course.package import remove_packages
 from bertlab.course.regions import find_regions, is_stub
 from bertlab.course.workspace import Workspace
 
+from .kernels import bertlab
+
 IDS = list(outline.entries())
 SEEDS = range(20)
 
@@ -26,17 +26,13 @@ def test_the_starter_is_to_do(exercise_id, pristine_copy):
 
 
 def test_no_starter_passes(student_copy):
-    command = [sys.executable, "-m", "bertlab.course.cli", "check", "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(student_copy)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = bertlab(student_copy, "check", "--json")
     assert done.returncode == 1, done.stderr
     statuses = {record["exercise"]: record["status"] for record in _records(done.stdout)}
     assert statuses == dict.fromkeys(IDS, "todo")
 
 
 def _records(text: str) -> list[dict]:
-    import json
-
     return json.loads(text)
 
 
@@ -104,9 +100,7 @@ def test_every_solution_passes_in_a_fresh_process_and_is_counted(student_copy, r
 
     folder = student_copy.parent / "complete"
     complete_package(root, folder)
-    command = [sys.executable, "-m", "bertlab.course.cli", "check", "--workspace", str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(student_copy)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = bertlab(student_copy, "check", "--workspace", str(folder))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert done.stdout.count("✓ passed") == len(IDS)
 

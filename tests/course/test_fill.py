@@ -12,7 +12,7 @@ import pytest
 from bertlab.course.regions import find_regions, is_stub, normalize_text
 from bertlab.course.workspace import RegionChanged, Workspace
 
-from .kernels import kernel
+from .kernels import bertlab, kernel
 
 LOAD = "%load_ext bertlab.course"
 DOC = '    """Doc."""\n'
@@ -226,6 +226,7 @@ def test_a_write_killed_in_the_middle_leaves_the_old_file_or_the_new(student_cop
             [sys.executable, "-c", program, str(student_copy)],
             stdout=subprocess.PIPE,
             text=True,
+            cwd=student_copy,
             env={**os.environ, "PYTHONPATH": str(student_copy)},
         )
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -262,12 +263,7 @@ def test_reset_gives_the_stub_back_and_keeps_the_work(student_copy):
 
 def test_a_verdict_goes_stale_when_the_code_changes(student_copy):
     workspace = Workspace(student_copy)
-    done = subprocess.run(
-        [sys.executable, "-m", "bertlab.course.cli", "check", "0.1"],
-        env={**os.environ, "PYTHONPATH": str(student_copy)},
-        capture_output=True,
-        text=True,
-    )
+    done = bertlab(student_copy, "check", "0.1")
     assert done.returncode == 1 and "to do" in done.stdout, done.stderr
     workspace.fill("0.1", RIGHT.split("\n", 1)[1])
     assert workspace.status("0.1") == "stale"

@@ -1,15 +1,14 @@
 """A student's copy holds no trace of a solution: shown by planting canaries and searching."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bertlab.course.authoring.release import release
 from bertlab.course.regions import find_regions
+
+from .kernels import bertlab
 
 SKIPPED = shutil.ignore_patterns(
     ".venv", ".git", "__pycache__", ".bertlab", ".pytest_cache", ".hypothesis", "site"
@@ -128,11 +127,6 @@ def test_a_folder_that_is_not_empty_is_refused(root, tmp_path):
 
 
 def test_a_students_copy_cannot_make_a_release(student_copy, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "bertlab.course.cli", "release", str(tmp_path / "new")],
-        env={**os.environ, "PYTHONPATH": str(student_copy)},
-        capture_output=True,
-        text=True,
-    )
+    done = bertlab(student_copy, "release", str(tmp_path / "new"))
     assert done.returncode == 2
     assert "no solutions" in done.stderr and "Traceback" not in done.stderr

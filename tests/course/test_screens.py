@@ -48,7 +48,10 @@ def copy(root, pristine_copy, tmp_path_factory) -> Path:
         "from bertlab.course.widgets.attention_explorer import attention_explorer\n"
         "attention_explorer()",
     ]
-    node = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    node = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+    )
     nbformat.write(node, folder / "chapters" / "screens.ipynb")
     return folder
 
@@ -74,7 +77,7 @@ def address(copy) -> Iterator[str]:
         "--IdentityProvider.token=",
     ]
     with open(copy / "lab.log", "w") as log:
-        server = subprocess.Popen(command, env=settings, stdout=log, stderr=log)
+        server = subprocess.Popen(command, cwd=copy, env=settings, stdout=log, stderr=log)
     try:
         yield _waited_for(runtime, server, copy / "lab.log")
     finally:
@@ -101,14 +104,20 @@ def page(address):
             executable_path=os.environ.get("BERTLAB_CHROMIUM") or shutil.which("chromium"),
             args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
         )
-        page = browser.new_page(viewport={"width": 1440, "height": 1000})
+        # Tall, because JupyterLab takes cells that are out of sight off the page.
+        page = browser.new_page(viewport={"width": 1440, "height": 3600})
         page.requests_elsewhere = []  # type: ignore[attr-defined]  # a note for one test
         page.on("request", lambda request: _note_elsewhere(page, request.url))
         page.goto(f"{address}/lab/tree/chapters/screens.ipynb", timeout=90_000)
         page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
+        page.get_by_text("(ipykernel) | Idle").wait_for(timeout=90_000)
         page.get_by_text("Run", exact=True).first.click()
         page.locator(".lm-Menu-item[data-command='runmenu:run-all']").click()
-        page.wait_for_selector(".bertlab-view >> nth=1", timeout=180_000)
+        try:
+            page.wait_for_selector(".bertlab-view >> nth=1", timeout=120_000)
+        except Exception:
+            photograph(page, page, "run_all_failed")
+            raise
         yield page
         browser.close()
 

@@ -20,6 +20,8 @@ from bertlab.course import outline
 from bertlab.course.authoring.chapters import environment
 from bertlab.course.regions import find_regions, normalize_text
 
+from .kernels import bertlab
+
 #: How many stored outputs nbval compares at least. Raise it when chapters grow; a number that
 #: falls means that comparisons were lost.
 AT_LEAST_COMPARED = 100
@@ -143,9 +145,7 @@ def test_the_perfect_students_package_equals_the_solutions(perfect, root):
 
 
 def test_the_perfect_student_passes_in_a_fresh_process(perfect):
-    environment_ = {**os.environ, "PYTHONPATH": str(perfect.copy)}
-    command = [sys.executable, "-m", "bertlab.course.cli", "check", "--json"]
-    done = subprocess.run(command, env=environment_, capture_output=True, text=True)
+    done = bertlab(perfect.copy, "check", "--json")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     records = json.loads(done.stdout)
     assert {record["exercise"] for record in records} == set(outline.entries())

@@ -1,5 +1,6 @@
 """Run All on an untouched chapter ends without an error, whatever came before it is not done."""
 
+import json
 from pathlib import Path
 
 import nbformat
@@ -8,7 +9,10 @@ from nbclient import NotebookClient
 
 from bertlab.course import outline
 from bertlab.course.authoring.chapters import environment
+from bertlab.course.regions import find_regions
 from bertlab.course.workspace import Workspace
+
+from .kernels import bertlab
 
 FILES = [chapter.file for chapter in outline.chapters()]
 
@@ -54,13 +58,6 @@ def test_run_all_on_an_untouched_chapter_has_no_error(file, student_copy):
 
 def test_a_wrong_earlier_part_does_not_fail_a_later_one(student_copy, root):
     """3.5 is right and calls a wrong 3.4: it passes, and 3.4 is the one that fails."""
-    import json
-    import os
-    import subprocess
-    import sys
-
-    from bertlab.course.regions import find_regions
-
     workspace = Workspace(student_copy)
     complete = (root / "solutions" / "bertlab" / "attention.py").read_text(encoding="utf-8")
     regions = find_regions(complete)
@@ -69,32 +66,17 @@ def test_a_wrong_earlier_part_does_not_fail_a_later_one(student_copy, root):
     wrong = regions["3.4"].text.replace("return F.", "return 2 * F.")
     assert wrong != regions["3.4"].text
     workspace.fill("3.4", wrong)
-    done = subprocess.run(
-        [sys.executable, "-m", "bertlab.course.cli", "check", "--json", "3.4", "3.5"],
-        env={**os.environ, "PYTHONPATH": str(student_copy)},
-        capture_output=True,
-        text=True,
-    )
+    done = bertlab(student_copy, "check", "--json", "3.4", "3.5")
     statuses = {record["exercise"]: record["status"] for record in json.loads(done.stdout)}
     assert statuses == {"3.4": "failed", "3.5": "passed"}, done.stderr
     assert workspace.status("3.4") == "failed"
 
 
 def test_a_module_that_cannot_be_loaded_does_not_stop_the_others(student_copy):
-    import json
-    import os
-    import subprocess
-    import sys
-
     path = student_copy / "bertlab" / "config.py"
     stub = 'raise NotImplementedError("exercise 0.1")'
     path.write_text(path.read_text().replace(stub, "return (1 +"))
-    done = subprocess.run(
-        [sys.executable, "-m", "bertlab.course.cli", "check", "--json", "0.1", "3.1", "2.3"],
-        env={**os.environ, "PYTHONPATH": str(student_copy)},
-        capture_output=True,
-        text=True,
-    )
+    done = bertlab(student_copy, "check", "--json", "0.1", "3.1", "2.3")
     records = {record["exercise"]: record for record in json.loads(done.stdout)}
     assert records["0.1"]["status"] == "error"
     assert "was never closed" in records["0.1"]["diagnosis"]

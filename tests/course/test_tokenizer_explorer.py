@@ -68,7 +68,7 @@ def test_a_long_text_is_cut_and_the_rest_counted(complete):
     shown = explorer.render("word " * 200)
     assert "200 pieces" in shown.text
     assert "... 50 more" in shown.text
-    assert shown.html.count("<code>") == explorer.MOST
+    assert shown.html.count("<code") == explorer.MOST
 
 
 def test_half_a_character_is_an_error_that_can_be_read(complete):

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from bertlab.course.corpus import paragraphs
 from bertlab.course.demo import HEAD_FILE, _minilm
 
-CHUNKS, STEPS, BATCH, HELD_OUT = 160, 500, 256, 3_000
+CHUNKS, STEPS, BATCH, HELD_OUT = 300, 2_500, 256, 3_000
 #: The bias of a piece that never stood under a mask: it is never predicted.
 NEVER = -30.0
 
@@ -32,8 +32,8 @@ def main() -> None:
     features, pieces = masked_features()
     words = _minilm()[1].embeddings.word_embeddings.weight.detach()
     head = nn.ModuleDict({"transform": nn.Linear(3 * 384, 384), "norm": nn.LayerNorm(384)})
-    known, targets = pieces[:-HELD_OUT].unique(return_inverse=True)
-    known_bias = nn.Parameter(torch.zeros(len(known)))
+    known, targets, counts = pieces[:-HELD_OUT].unique(return_inverse=True, return_counts=True)
+    known_bias = nn.Parameter((counts / counts.sum()).log())  # how frequent each piece is
     train(head, known_bias, words[known], features[:-HELD_OUT], targets)
     bias = torch.full((len(words),), NEVER).index_put((known,), known_bias.detach())
     with torch.no_grad():
@@ -78,8 +78,8 @@ def logits(head: Any, bias: Tensor, words: Tensor, features: Tensor) -> Tensor:
 def train(head: Any, bias: Tensor, words: Tensor, features: Tensor, pieces: Tensor) -> None:
     """Fit the head; the word vectors, which are its output layer, stay as they are."""
     parameters = [*head.parameters(), bias]
-    optimizer = torch.optim.AdamW(parameters, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=STEPS)
+    optimizer = torch.optim.AdamW(parameters, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=STEPS)
     for _ in tqdm(range(STEPS), unit=" steps"):
         rows = torch.randint(0, len(features), (BATCH,))
         loss = F.cross_entropy(logits(head, bias, words, features[rows]), pieces[rows])

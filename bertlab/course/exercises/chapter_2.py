@@ -397,6 +397,12 @@ SINUSOIDS = Exercise(
             },
         ),
         Misconception(
+            "a table without rows is accepted",
+            "A length or width below 1 is a mistake of the caller's. An empty table would go on "
+            "and fail later, somewhere else; the contract asks for a ValueError here.",
+            {"sinusoidal_positions": lambda length, width: _sinusoids(length, width)},
+        ),
+        Misconception(
             "positions count from 1",
             "The first position is 0, so the first row reads 0, 1, 0, 1, ...: sin 0 and cos 0.",
             {
@@ -506,6 +512,12 @@ def _eps_of_pytorch(self: Any, config: Any) -> None:
 def _no_padding_row(self: Any, config: Any) -> None:
     TheirBertEmbeddings.__init__(self, config)
     self.word.padding_idx = None
+
+
+def _unchecked_positions(self: Any, input_ids: Tensor) -> Tensor:
+    if input_ids.shape[-1] > self.position.num_embeddings:
+        raise IndexError("index out of range in self")  # as a lookup on the CPU says it
+    return torch.arange(input_ids.shape[-1], device=input_ids.device)
 
 
 def _roberta_positions(self: Any, input_ids: Tensor) -> Tensor:
@@ -630,6 +642,14 @@ EMBEDDINGS = Exercise(
             _with_forward(lambda self, ids, types, places: _right(self, ids, None, places)),
         ),
         Misconception(
+            "the token type vectors are left out",
+            "BERT adds three vectors, and the third says which text a token belongs to. In a single "
+            "text it is the same for all tokens and easy to forget; but the model was trained "
+            "with it, and in pairs it is the only sign of where the second text begins besides "
+            "[SEP].",
+            _wrong(token_type_embeddings=property(lambda self: lambda ids: 0.0)),
+        ),
+        Misconception(
             "a text without token types gets no token type vector",
             "When `token_type_ids` is None all tokens are of type 0, and type 0 has a vector, "
             "which is added like any other. BERT was trained with it: leaving it out shifts every "
@@ -717,6 +737,14 @@ EMBEDDINGS = Exercise(
                     )
                 )
             ),
+        ),
+        Misconception(
+            "the length is not checked",
+            "Then the lookup fails by itself: on the CPU with 'index out of range in self', on a "
+            "GPU with a device-side assertion that names neither the text nor the limit and ends "
+            "the session. Compare the length with the table first, and raise a ValueError that "
+            "says both numbers.",
+            _wrong(positions=_unchecked_positions),
         ),
         Misconception(
             "a text that is too long is cut",
@@ -1232,6 +1260,17 @@ POSITIONS = Exercise(
             "fails, or takes a row that is not there. On the right the sum simply stays at its "
             "last value. Multiply by the mask.",
             {"mend_positions": lambda input_ids, attention_mask: attention_mask.cumsum(-1) - 1},
+        ),
+        Misconception(
+            "padding on the right goes on with the last position",
+            "`clamp(min=0)` mends the -1 at padding on the left, but on the right the running sum "
+            "stays at its last value. The contract asks for 0 at padding on either side: "
+            "multiply by the mask.",
+            {
+                "mend_positions": lambda input_ids, attention_mask: (
+                    attention_mask.cumsum(-1) - 1
+                ).clamp(min=0)
+            },
         ),
         Misconception(
             "padding is always taken to be on the left",

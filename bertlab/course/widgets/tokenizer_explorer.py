@@ -25,6 +25,7 @@ _BOX = (
 )
 _KNOWN = "border:1px solid #57606a;"
 _UNKNOWN = "border:2px dashed #a40e26;background:#fff;"
+_PLAIN = 'style="background:none;color:inherit;padding:0"'  # not JupyterLab's grey
 _SMALL = '<br><span style="font-size:.8em">'
 
 
@@ -101,7 +102,7 @@ def _box(piece: Piece, back: str) -> str:
     border = _UNKNOWN if piece.is_unknown else f"{_KNOWN}background:{back};"
     title = f"{piece.piece}, id {piece.id}, characters {piece.start} to {piece.end}"
     return (
-        f'<span style="{_BOX}{border}" title="{escape(title)}"><code>{escape(name)}</code>'
+        f'<span style="{_BOX}{border}" title="{escape(title)}"><code {_PLAIN}>{escape(name)}</code>'
         f"{_SMALL}{piece.id}</span>{_SMALL}{piece.start}–{piece.end}</span></span>"
     )
 
@@ -137,7 +138,9 @@ def tokenizer_explorer(text: str = EXAMPLE) -> View:
                 layout={"width": "46em", "max_width": "100%"},
             ),
             "lowercase": ipywidgets.Checkbox(
-                True, description="lower case (as this vocabulary expects)", indent=True
+                True,
+                description="lower case (as this vocabulary expects)",
+                layout={"width": "46em", "max_width": "100%"},
             ),
         },
         render,

@@ -1,0 +1,79 @@
+"""The clinic: broken models to diagnose. Each chapter's last exercise mends one.
+
+A patient is described in its chapter, with its symptom. You write the cure: a short function
+that takes what is broken and returns it mended.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # chapter 1 does not need PyTorch
+    from torch import Tensor
+
+
+# --- exercise 1.6: clinic: a model that has forgotten names ---
+def mend_tokenizer(vocab: list[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with which a tokenizer fits its vocabulary.
+
+    The patient: a model whose tokenizer turns most names into ``[UNK]``, because its
+    ``tokenizer_config.json`` came from another model. The vocabulary is right; the settings are
+    not. Decide from the vocabulary's own pieces whether the text was lowercased, and whether
+    accents were stripped, when the vocabulary was made.
+
+    Args:
+        vocab: the pieces, in order; special tokens stand in brackets, as in ``[CLS]``.
+        settings: what the configuration says: ``do_lower_case`` and ``strip_accents`` (which
+            may be None: as ``do_lower_case``), and others that are none of your business.
+
+    Returns:
+        A new dict: ``do_lower_case`` True exactly when lower-casing would change no piece (special
+        tokens aside), ``strip_accents`` True exactly when no piece holds a letter with an accent
+        (a character that NFD takes apart into a letter and combining marks); all other settings
+        as they were.
+
+    Source: Devlin et al. 2019, the released models come cased and uncased.
+    """
+    raise NotImplementedError("exercise 1.6")
+# --- end of exercise 1.6 ---
+
+
+# --- exercise 2.6: clinic: a model that cannot read order ---
+def mend_positions(input_ids: "Tensor", attention_mask: "Tensor") -> "Tensor":
+    """Return the position ids that a batch padded on the left needs.
+
+    The patient: a BERT that reads "dog bites man" well alone and badly in a batch. The batches
+    come from a library that puts padding on the left, and the model numbers positions from the
+    left edge, so the first real token of a short text stands at position 7 instead of 0.
+
+    Args:
+        input_ids: ``[batch, seq]``.
+        attention_mask: ``[batch, seq]``, 1 for a real token and 0 for padding, on either side.
+
+    Returns:
+        ``[batch, seq]`` of int64 on the device of `input_ids`: 0 at each text's first real token,
+        then 1, 2, ...; 0 at padding.
+    """
+    raise NotImplementedError("exercise 2.6")
+# --- end of exercise 2.6 ---
+
+
+# --- exercise 3.6: clinic: attention that looks everywhere ---
+def mend_mask(padding: "Tensor") -> "Tensor":
+    """Return BERT's attention mask for a mask that follows PyTorch's convention.
+
+    The patient: in a text without padding, every token attends to all others exactly equally; in
+    a text with padding, to the padding alone. The batches come with ``key_padding_mask`` as
+    PyTorch's ``nn.MultiheadAttention`` takes it, and it was handed on as BERT's
+    ``attention_mask`` without a change.
+
+    Args:
+        padding: ``[batch, seq]``; boolean, where True is **padding**; or floating-point, to be
+            added to the scores, where 0 is a real token and minus infinity is padding. PyTorch
+            takes both.
+
+    Returns:
+        ``[batch, seq]`` of int64: 1 for a real token, 0 for padding.
+
+    Source: the documentation of ``torch.nn.MultiheadAttention``, argument ``key_padding_mask``.
+    """
+    raise NotImplementedError("exercise 3.6")
+# --- end of exercise 3.6 ---
