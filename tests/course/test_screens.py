@@ -201,7 +201,7 @@ def test_the_cards_can_be_read_in_the_dark_theme(page):
     page.get_by_text("Settings", exact=True).first.click()
     page.get_by_text("Theme", exact=True).first.hover()
     page.get_by_text("JupyterLab Dark", exact=True).first.click()
-    page.wait_for_selector("[data-jp-theme-light='false']", timeout=20_000)
+    page.wait_for_selector("[data-jp-theme-light='false']", state="attached", timeout=20_000)
     card = outputs(page, 2).locator(".bertlab.card")
     colours = card.evaluate("e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]")
     assert contrast(*colours) >= 4.5, colours

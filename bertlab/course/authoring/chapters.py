@@ -133,6 +133,7 @@ def environment(root: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "TQDM_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",  # sums in one order, whatever the number of cores
         "PYTHONHASHSEED": "0",
     }
 

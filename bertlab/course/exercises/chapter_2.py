@@ -643,10 +643,10 @@ EMBEDDINGS = Exercise(
         ),
         Misconception(
             "the token type vectors are left out",
-            "BERT adds three vectors, and the third says which text a token belongs to. In a single "
-            "text it is the same for all tokens and easy to forget; but the model was trained "
-            "with it, and in pairs it is the only sign of where the second text begins besides "
-            "[SEP].",
+            "BERT adds three vectors, and the third says which text a token belongs to. In a "
+            "single text it is the same for all tokens and easy to forget; but the model was "
+            "trained with it, and in pairs it is the only sign of where the second text begins "
+            "besides [SEP].",
             _wrong(token_type_embeddings=property(lambda self: lambda ids: 0.0)),
         ),
         Misconception(
