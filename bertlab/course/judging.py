@@ -380,59 +380,96 @@ def _short(value: Any) -> str:
 # --- the verdict ---
 
 
-def judge(exercise: Exercise, parts: Any, seed: int = PUBLIC_SEED, device: str = "cpu") -> Verdict:
+class Standards:
+    """An exercise's cases for one seed, and what they are compared with, each measured once."""
+
+    def __init__(self, exercise: Exercise, seed: int = PUBLIC_SEED, device: str = "cpu") -> None:
+        self.exercise, self.device = exercise, device
+        self.cases = list(exercise.cases(np.random.default_rng(seed)))
+        self._measured: dict[tuple[int, str], Standard] = {}
+
+    def of(self, case: Case, misconception: Misconception | None = None) -> Standard:
+        """Return the standard of the reference on a case, or that of a misconception."""
+        key = (id(case), misconception.name if misconception else "")
+        if key not in self._measured:
+            parts = (
+                self.exercise.wrong(misconception)
+                if misconception
+                else SimpleNamespace(**self.exercise.reference)
+            )
+            self._measured[key] = Standard.measure(self.exercise, parts, case, self.device)
+        return self._measured[key]
+
+
+def judge(
+    exercise: Exercise,
+    parts: Any,
+    seed: int = PUBLIC_SEED,
+    device: str = "cpu",
+    standards: Standards | None = None,
+) -> Verdict:
     """Judge an implementation of an exercise on cases drawn from a seed.
 
     Args:
         parts: an object whose attributes are the exercise's names.
+        standards: those of the exercise, seed and device, to judge several implementations with.
 
     Raises:
-        NothingJudged: the exercise has no case.
+        NothingJudged: the exercise has no case, or its reference fails on one.
     """
-    entry = exercise.entry
-    reference = SimpleNamespace(**exercise.reference)
+    standards = standards or Standards(exercise, seed, device)
+    points = exercise.entry.points
     verdict = Verdict(
         exercise.id,
         "passed",
-        entry.points,
-        entry.points,
-        device=device,
+        points,
+        points,
+        device=standards.device,
         reference=exercise.reference_name,
     )
-    cases = list(exercise.cases(np.random.default_rng(seed)))
-    if not cases:
+    if not standards.cases:
         raise NothingJudged(f"exercise {exercise.id} has no case to judge")
-    failures: list[tuple[Case, Outcome, Difference]] = []
-    outcomes: list[tuple[Case, Outcome]] = []
-    for case in cases:
-        standard = Standard.measure(exercise, reference, case, device)
-        if standard.yardstick.error is not None:
-            raise NothingJudged(
-                f"the reference of exercise {exercise.id} fails on case {case.name!r}"
-            ) from standard.yardstick.error
-        outcome = run(exercise, parts, case, device, case.dtype)
+    judged: list[Judged] = []
+    for case in standards.cases:
+        _require_a_right_reference(standards, case)
+        outcome = run(exercise, parts, case, standards.device, case.dtype)
         if _is_todo(exercise, outcome.error):
-            return Verdict(
-                exercise.id,
-                "todo",
-                0,
-                entry.points,
-                device=device,
-                reference=exercise.reference_name,
-            )
-        outcomes.append((case, outcome))
-        difference = _safe_difference(standard, outcome)
-        verdict.cases.append(
-            CaseResult(case.name, difference is None, difference.message if difference else "")
-        )
-        if difference is not None:
-            failures.append((case, outcome, difference))
-            _note_worst(verdict, difference.error, difference.tolerance)
-        else:
-            _note_worst(verdict, *standard.margin(outcome))
+            verdict.status, verdict.points, verdict.cases = "todo", 0, []
+            return verdict
+        difference = _safe_difference(standards.of(case), outcome)
+        judged.append(Judged(case, outcome, difference))
+        message = difference.message if difference else ""
+        verdict.cases.append(CaseResult(case.name, difference is None, message))
+    failures = [one for one in judged if one.difference]
+    for one in failures or judged:  # the worst error is that of a case that failed, if one did
+        error, tolerance = one.errors(standards)
+        _note_worst(verdict, error, tolerance)
     if failures:
-        _explain(verdict, exercise, failures, outcomes, device)
+        _explain(verdict, standards, judged)
     return verdict
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A case, what came of it, and how that differs from the reference."""
+
+    case: Case
+    outcome: Outcome
+    difference: Difference | None
+
+    def errors(self, standards: Standards) -> tuple[float, float]:
+        """Return the largest error and its tolerance."""
+        if self.difference is not None:
+            return self.difference.error, self.difference.tolerance
+        return standards.of(self.case).margin(self.outcome)
+
+
+def _require_a_right_reference(standards: Standards, case: Case) -> None:
+    error = standards.of(case).yardstick.error
+    if error is not None:
+        raise NothingJudged(
+            f"the reference of exercise {standards.exercise.id} fails on case {case.name!r}"
+        ) from error
 
 
 def _safe_difference(standard: Standard, outcome: Outcome) -> Difference | None:
@@ -458,20 +495,15 @@ def _note_worst(verdict: Verdict, error: float, tolerance: float) -> None:
         verdict.worst_error, verdict.tolerance = error, tolerance
 
 
-def _explain(
-    verdict: Verdict,
-    exercise: Exercise,
-    failures: list[tuple[Case, Outcome, Difference]],
-    outcomes: list[tuple[Case, Outcome]],
-    device: str,
-) -> None:
+def _explain(verdict: Verdict, standards: Standards, judged: list[Judged]) -> None:
     verdict.status, verdict.points = "failed", 0
-    failing = {id(case) for case, _, _ in failures}
-    ordered = sorted(outcomes, key=lambda pair: id(pair[0]) not in failing)
-    misconception = recognize(exercise, ordered, device)
-    case, outcome, difference = failures[0]
+    failures = [one for one in judged if one.difference]
+    passes = [one for one in judged if not one.difference]
+    misconception = recognize(standards, failures + passes)  # failures tell them apart sooner
+    case, outcome, difference = failures[0].case, failures[0].outcome, failures[0].difference
+    assert difference is not None
     if outcome.error is not None:
-        verdict.frames = student_frames(outcome.error, exercise.module)
+        verdict.frames = student_frames(outcome.error, standards.exercise.module)
     if misconception is not None:
         verdict.misconception = misconception.name
         verdict.diagnosis = misconception.explanation
@@ -486,19 +518,15 @@ def _sentence(difference: Difference) -> str:
     return "departs from the reference: " + message.rstrip(".")
 
 
-def recognize(
-    exercise: Exercise, outcomes: list[tuple[Case, Outcome]], device: str
-) -> Misconception | None:
+def recognize(standards: Standards, judged: list[Judged]) -> Misconception | None:
     """Return the misconception whose outcomes equal the given ones on every case, if any."""
-    for misconception in exercise.misconceptions:
-        wrong = exercise.wrong(misconception)
-        if all(_matches(exercise, wrong, case, outcome, device) for case, outcome in outcomes):
+    for misconception in standards.exercise.misconceptions:
+        if all(_matches(standards.of(one.case, misconception), one.outcome) for one in judged):
             return misconception
     return None
 
 
-def _matches(exercise: Exercise, wrong: Any, case: Case, outcome: Outcome, device: str) -> bool:
-    standard = Standard.measure(exercise, wrong, case, device)
+def _matches(standard: Standard, outcome: Outcome) -> bool:
     if outcome.changed != standard.yardstick.changed:
         return False
     try:

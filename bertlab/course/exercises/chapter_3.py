@@ -950,18 +950,20 @@ EXERCISES = [
             ),
             Misconception(
                 "the mask is not handed on",
-                "The kernel takes the mask as `attn_mask`; without it, padding gets attention.",
+                "The kernel takes the mask as `attn_mask`. Without it, padding gets attention like "
+                "any word, and the other texts of a batch change what this one means.",
                 {"fast_attention": _fast(attn_mask=None)},
             ),
             Misconception(
                 "the scores are scaled twice",
-                "You divided by √head, and the kernel does it again. Its `scale` is 1/√head "
-                "unless you say otherwise.",
+                "You divided by √head, and the kernel does it again: its `scale` is 1/√head "
+                "unless you say otherwise. Hand it query and key as they are.",
                 {"fast_attention": _scaled_twice},
             ),
             Misconception(
                 "the scores are not scaled",
-                "scale=1.0 switches the kernel's own scaling off. Left alone, it is 1/√head.",
+                "scale=1.0 switches the kernel's own scaling off, and the softmax becomes as sharp "
+                "as it was in exercise 3.1 without the root. Left alone, scale is 1/√head.",
                 {"fast_attention": _fast(scale=1.0)},
             ),
             Misconception(

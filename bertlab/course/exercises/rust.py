@@ -85,8 +85,9 @@ def their_pre_tokenize(text: str) -> Words:
 
 def possible_pieces(word: str, vocab: Collection[str]) -> list[str]:
     """Return the pieces of a vocabulary that a word could be cut into: Rust needs no others."""
+    longest = len(word) if len(word) < 40 else max(map(len, vocab), default=0)
     ends = range(1, len(word) + 1)
-    parts = {word[start:end] for end in ends for start in range(end)}
+    parts = {word[start:end] for end in ends for start in range(max(end - longest, 0), end)}
     return sorted(piece for part in parts for piece in (part, "##" + part) if piece in vocab)
 
 
@@ -117,15 +118,16 @@ def their_wordpiece(
 
 @lru_cache(maxsize=8)
 def _both_ways(
-    pieces: tuple[str, ...], ids: tuple[int, ...]
+    pieces: tuple[str, ...], ids: Sequence[int]
 ) -> tuple[dict[str, int], dict[int, str]]:
+    """Return each piece's id and each id's piece; made once, for it takes a while."""
     return dict(zip(pieces, ids, strict=True)), dict(zip(ids, pieces, strict=True))
 
 
 @lru_cache(maxsize=8)
 def assembled(
     pieces: tuple[str, ...],
-    ids: tuple[int, ...],
+    ids: Sequence[int],
     lowercase: bool,
     strip_accents: bool | None,
     special_tokens_whole: bool = True,
@@ -164,10 +166,10 @@ class RustTokenizer:
         missing = [token for token in SPECIAL_TOKENS if token not in vocab]
         if missing:
             raise ValueError(f"vocab has no {', '.join(missing)}")
-        ids = tuple(vocab.values()) if isinstance(vocab, Mapping) else tuple(range(len(vocab)))
+        ids = tuple(vocab.values()) if isinstance(vocab, Mapping) else range(len(vocab))
         self.order = tuple(vocab), ids
-        both = _both_ways(*self.order)
-        self.vocab, self.pieces = dict(both[0]), dict(both[1])
+        known = _both_ways(*self.order)
+        self.vocab, self.pieces = dict(known[0]), dict(known[1])
         self.rust = assembled(*self.order, lowercase, strip_accents)
         self.lowercase, self.strip_accents = lowercase, strip_accents
         self.model_max_length: int | None = None
