@@ -14,6 +14,7 @@ from bertlab.course.workspace import write_atomically
 
 #: Files and folders of the root that a student's copy has as they are.
 COPIED = (
+    ".gitignore",
     "README.md",
     "LICENSE",
     "Makefile",

@@ -921,8 +921,8 @@ WORDPIECE = Exercise(
         ),
         Misconception(
             "the unknown token is always [UNK]",
-            "[UNK] is only the default, and the one that BERT has. Other vocabularies write <unk>: "
-            "return the argument `unk_token`.",
+            "[UNK] is only the default, and the one that BERT has. Other vocabularies write it "
+            "<unk>: return the argument `unk_token`.",
             {
                 "wordpiece": lambda word, vocab, unk_token="[UNK]", max_chars=100: their_wordpiece(
                     word, vocab, "[UNK]", max_chars
@@ -2031,7 +2031,7 @@ TOKENIZER = Exercise(
         Misconception(
             "skip_special_tokens is ignored",
             "With `skip_special_tokens=True` the five special tokens are left out of the text, "
-            "[UNK] among them. `self.all_special_ids` has their ids.",
+            "[UNK] among them. `self.all_special_ids` has the ids of all five.",
             _decoded_by(lambda self, pieces: decoders.WordPiece().decode(pieces), skip=False),
         ),
         Misconception(
