@@ -126,8 +126,10 @@ def execute(node: NotebookNode, folder: Path, root: Path) -> NotebookNode:
 
 def environment(root: Path) -> dict[str, str]:
     """Return the environment in which stored outputs are made and compared."""
+    # A backend that was chosen for scripts would keep plots out of the notebook.
+    inherited = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
     return {
-        **os.environ,
+        **inherited,
         "PYTHONPATH": str(root),
         "BERTLAB_REFERENCE": "seeded",
         "HF_HUB_OFFLINE": "1",
