@@ -7,9 +7,6 @@ Fixtures from conftest.py: `complete` (the complete package; here its module `to
 import importlib.util
 import json
 import pickle
-import subprocess
-import sys
-import textwrap
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -568,56 +565,3 @@ def test_a_trained_vocabulary_spells_every_word_it_was_trained_on(
     assert tokenizer.unk_token_id not in tokenizer.encode(" ".join(counts))
     tokenizer.save(tmp_path)
     assert BertTokenizer.from_pretrained(tmp_path).get_vocab() == tokenizer.vocab
-
-
-# Speed
-
-RACE = """
-    import json, statistics, sys, time
-    from bertlab.tokenizer import WordPieceTokenizer
-    from transformers import BertTokenizer
-
-    texts = json.load(open(sys.argv[1]))
-    rust = BertTokenizer.from_pretrained(sys.argv[2]).backend_tokenizer
-    rust.no_padding()
-    rust.no_truncation()
-    ours = WordPieceTokenizer.from_pretrained(sys.argv[2])
-    def timed(encode):
-        start = time.process_time()  # our own seconds, whatever else the machine does
-        result = encode(texts)
-        return time.process_time() - start, result
-    ours.encode_batch(texts)
-    ratios = []
-    for _ in range(3):
-        theirs, encodings = timed(rust.encode_batch_fast)
-        mine, ids = timed(ours.encode_batch)
-        assert ids == [encoding.ids for encoding in encodings]
-        ratios.append(theirs / mine)
-    print(statistics.median(ratios))
-"""
-
-
-def test_encode_batch_is_five_times_as_fast_as_rust_on_one_core(
-    module: ModuleType,
-    documentation_paragraphs: list[str],
-    disagreeing: frozenset[str],
-    tmp_path: Path,
-) -> None:
-    every = len(documentation_paragraphs) // 20_000 + 1
-    texts = [text for text in documentation_paragraphs[::every] if disagreeing.isdisjoint(text)]
-    (tmp_path / "texts.json").write_text(json.dumps(texts))
-    package = Path(module.__file__ or "").parent.parent
-    race = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(RACE), tmp_path / "texts.json", MODEL],
-        env={
-            "PYTHONPATH": str(package),
-            "RAYON_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert race.returncode == 0, race.stderr
-    assert float(race.stdout) >= 5
