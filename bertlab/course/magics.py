@@ -1,5 +1,7 @@
 """The notebook's magics: ``%%fill``, ``%check``, ``%hint``, ``%pull`` and ``%status``."""
 
+import ast
+import importlib
 import json
 import os
 import subprocess
@@ -17,7 +19,7 @@ from IPython.display import display
 from bertlab.course import cards, judging, outline
 from bertlab.course.display import Shown, card
 from bertlab.course.package import Package, remove_packages, try_module
-from bertlab.course.regions import RegionError, is_stub
+from bertlab.course.regions import RegionError, fingerprint, is_stub
 from bertlab.course.workspace import RegionChanged, Workspace, WorkspaceError
 
 
@@ -128,7 +130,7 @@ class CourseMagics(Magics):
         except (WorkspaceError, RegionError) as error:
             display(cards.problem(exercise_id, str(error)))
             return
-        self.workspace.remember(exercise_id, filled=_fingerprint(text))
+        self.workspace.remember(exercise_id, filled=fingerprint(text))
         self.shell.set_next_input(f"%%fill {exercise_id}\n{text.rstrip()}", replace=False)
         display(
             card(
@@ -305,8 +307,6 @@ class CourseMagics(Magics):
 
 
 def _import_reference() -> None:
-    import importlib
-
     importlib.import_module("transformers.models.bert.modeling_bert")
 
 
@@ -316,15 +316,7 @@ def verdict_from_record(record: dict[str, Any]) -> judging.Verdict:
     return judging.Verdict(**fields)
 
 
-def _fingerprint(text: str) -> str:
-    from bertlab.course.regions import fingerprint
-
-    return fingerprint(text)
-
-
 def _defined_names(cell: str) -> list[str]:
-    import ast
-
     names: list[str] = []
     for node in ast.parse(cell).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -20,7 +20,7 @@ from typing import Any
 
 from bertlab.course import exercise as exercises
 from bertlab.course import judging, outline
-from bertlab.course.regions import find_regions, is_stub, without_regions
+from bertlab.course.regions import is_stub, without_regions
 from bertlab.course.workspace import Workspace, WorkspaceError
 
 
@@ -290,11 +290,6 @@ def best_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-def region_line(source: str, exercise_id: str) -> int:
-    """Return the line of a module on which an exercise's region begins."""
-    return find_regions(source)[exercise_id].first_line
 
 
 def _labelled(part: Any, exercise_id: str, uses: list[str]) -> Any:

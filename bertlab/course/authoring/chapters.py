@@ -12,7 +12,6 @@ The student's notebook gets the stub there, the solved one the solution, both fr
 
 import hashlib
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +173,3 @@ def summary(chapters: tuple[outline.Chapter, ...]) -> str:
     lines = ["# Summary", ""]
     lines += [f"- [{c.number} {c.title}]({c.file}.ipynb)" for c in chapters]
     return "\n".join(lines) + "\n"
-
-
-def prose(node: NotebookNode) -> str:
-    """Return all prose of a notebook, for checks that read it."""
-    return "\n\n".join(cell.source for cell in node.cells if cell.cell_type == "markdown")
-
-
-def strip_magics(source: str) -> str:
-    """Return a cell's code without its magic lines, so that tools can read it as Python."""
-    return re.sub(r"^[%!].*$", "", source, flags=re.MULTILINE)
