@@ -213,7 +213,7 @@ NORM = Exercise(
         Misconception(
             "the bias is added before the gain multiplies",
             "Scale first, then shift: weight · normalized + bias. The other way round the gain "
-            "multiplies the bias too, and the layer can no longer shift a unit whose gain is small.",
+            "multiplies the bias too, and the layer cannot shift a unit of small gain.",
             {
                 "layer_norm": lambda x, weight, bias, eps=1e-12: F.layer_norm(
                     x, x.shape[-1:], weight, weight * bias, eps
