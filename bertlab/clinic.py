@@ -7,7 +7,7 @@ that takes what is broken and returns it mended.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # chapter 1 does not need PyTorch
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 # --- exercise 1.6: clinic: a model that has forgotten names ---
@@ -17,7 +17,7 @@ def mend_tokenizer(vocab: list[str], settings: dict[str, Any]) -> dict[str, Any]
     The patient: a model whose tokenizer turns most names into ``[UNK]``, because its
     ``tokenizer_config.json`` came from another model. The vocabulary is right; the settings are
     not. Decide from the vocabulary's own pieces whether the text was lowercased, and whether
-    accents were stripped, when the vocabulary was made.
+    accents were stripped, when the vocabulary was made. Import what you need inside the function.
 
     Args:
         vocab: the pieces, in order; special tokens stand in brackets, as in ``[CLS]``.
@@ -42,7 +42,8 @@ def mend_positions(input_ids: "Tensor", attention_mask: "Tensor") -> "Tensor":
 
     The patient: a BERT that reads "dog bites man" well alone and badly in a batch. The batches
     come from a library that puts padding on the left, and the model numbers positions from the
-    left edge, so the first real token of a short text stands at position 7 instead of 0.
+    left edge, so the first real token of a short text stands at position 7 instead of 0. Import
+    what you need inside the function.
 
     Args:
         input_ids: ``[batch, seq]``.
@@ -63,7 +64,7 @@ def mend_mask(padding: "Tensor") -> "Tensor":
     The patient: in a text without padding, every token attends to all others exactly equally; in
     a text with padding, to the padding alone. The batches come with ``key_padding_mask`` as
     PyTorch's ``nn.MultiheadAttention`` takes it, and it was handed on as BERT's
-    ``attention_mask`` without a change.
+    ``attention_mask`` without a change. Import what you need inside the function.
 
     Args:
         padding: ``[batch, seq]``; boolean, where True is **padding**; or floating-point, to be
@@ -77,3 +78,54 @@ def mend_mask(padding: "Tensor") -> "Tensor":
     """
     raise NotImplementedError("exercise 3.6")
 # --- end of exercise 3.6 ---
+
+
+# --- exercise 4.6: clinic: an encoder whose vectors never stop growing ---
+def mend_residual(
+    layer: "nn.Module", hidden_states: "Tensor", attention_mask: "Tensor | None" = None
+) -> "Tensor":
+    """Return what a BERT layer should have returned, computed with the parts of a broken one.
+
+    The patient: an encoder whose parts are all right, weights included, and whose vectors are
+    larger after every layer, so that the scores of the last layers are useless. Its forward pass
+    normalizes what each half returns, and then adds the residual::
+
+        x = x + norm(dropout(attention(x)))
+        x = x + norm(feed_forward(x))
+
+    Args:
+        layer: has `attention`, `attention_norm`, `feed_forward` (with a dropout of its own),
+            `feed_forward_norm` and `dropout`, as exercise 4.4's layer has.
+        hidden_states: ``[batch, seq, hidden]``.
+        attention_mask: ``[batch, seq]``, 1 for a real token and 0 for padding.
+
+    Returns:
+        ``[batch, seq, hidden]``: the output of a Post-LN layer with these parts.
+
+    Source: Vaswani et al. 2017, section 3.1: "LayerNorm(x + Sublayer(x))".
+    """
+    raise NotImplementedError("exercise 4.6")
+# --- end of exercise 4.6 ---
+
+
+# --- exercise 5.7: clinic: a head that does not follow its embeddings ---
+def mend_tie(model: "nn.Module") -> None:
+    """Mend, in place, a model whose MLM head lost its tie to the word embeddings.
+
+    The patient: somebody added words to the vocabulary by giving `bert.embeddings` a new, larger
+    `word` table. Since then the head scores only the old words, further training moves the table
+    and leaves the scores where they were, and a saved copy predicts something else.
+
+    Args:
+        model: has `config`, `bert` and `mlm_head` as exercise 5.2's model has. The table
+            `bert.embeddings.word` is right, and so are the first rows of the head's bias.
+
+    Afterwards the head's decoder has the table's own parameter as its weight, a bias with one
+    number for each row of the table (the old ones kept, 0 for the new), and both `config` and
+    `bert.config` the table's `vocab_size`.
+
+    Source: Press and Wolf 2017; the clinic's case is a common mistake with
+    `resize_token_embeddings` done by hand.
+    """
+    raise NotImplementedError("exercise 5.7")
+# --- end of exercise 5.7 ---

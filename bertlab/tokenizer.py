@@ -289,8 +289,8 @@ def train_wordpiece(
     A word starts as its characters, all but the first with `##`. The best pair has the highest
     `count(ab) / (count(a) * count(b))` (`rule="wordpiece"`; one division, so that equal fractions
     are equal) or the highest `count(ab)` (`rule="bpe"`); of equals, the lexicographically
-    smallest. `PairCounts` (above) counts and joins. Joining ends early when no pair is left. A
-    piece that can be made in two ways is listed once.
+    smallest. `PairCounts` (given in bertlab/tokenizer.py) counts and joins. Joining ends early
+    when no pair is left. A piece that can be made in two ways is listed once.
 
     Args:
         word_counts: how often each word occurs.
@@ -655,8 +655,8 @@ class TokenizerBase:
 class WordPieceTokenizer(TokenizerBase):
     """BERT's tokenizer: from text to what the model reads, and back.
 
-    `TokenizerBase` (above) gives the files, the names, batches and padding; here is the method.
-    Arguments and errors are those of `TokenizerBase`.
+    `TokenizerBase` (given in bertlab/tokenizer.py) gives the files, the names, batches and
+    padding; here is the method. Arguments and errors are those of `TokenizerBase`.
 
     Source: `transformers.BertTokenizer`.
     """
@@ -795,17 +795,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def find_folder(name_or_path: str | Path) -> Path:
-    """The folder of a tokenizer's files: the path itself, or the hub name's in the local cache."""
+def find_folder(
+    name_or_path: str | Path, files: tuple[str, ...] = ("vocab.txt", "tokenizer.json")
+) -> Path:
+    """The folder with one of `files`: the path itself, or the hub name's in the local cache."""
     folder = Path(name_or_path)
     if folder.is_dir():
-        if (folder / "vocab.txt").exists() or (folder / "tokenizer.json").exists():
+        if any((folder / name).exists() for name in files):
             return folder
-        raise FileNotFoundError(f"{folder} has neither vocab.txt nor tokenizer.json")
+        raise FileNotFoundError(f"{folder} has neither {' nor '.join(files)}")
     from huggingface_hub import try_to_load_from_cache  # slow to import, and needed only here
     from huggingface_hub.errors import HFValidationError
 
-    for name in ("vocab.txt", "tokenizer.json"):
+    for name in files:
         try:
             cached = try_to_load_from_cache(str(name_or_path), name)
         except HFValidationError:  # a path, not a name
@@ -813,8 +815,8 @@ def find_folder(name_or_path: str | Path) -> Path:
         if isinstance(cached, str):
             return Path(cached).parent
     raise FileNotFoundError(
-        f"{name_or_path} is no folder, and no tokenizer of that name is in the local Hugging Face "
-        "cache; `bertlab download` fetches it"
+        f"{name_or_path} is no folder, and no {files[0]} of that name is in the local Hugging Face "
+        f"cache; `bertlab download {name_or_path}` fetches it"
     )
 
 

@@ -26,4 +26,4 @@ $bin/ruff check .
 $bin/ruff format --check .
 $bin/pyright
 $bin/bertlab build --check
-$bin/python -m pytest -n 2 --dist loadfile -m "$kept" "$@"
+$bin/python -m pytest -n 2 --dist worksteal -m "$kept" "$@"

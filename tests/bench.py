@@ -14,45 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-class Row(NamedTuple):
-    """One claim: what was measured, the result, what was asked for, and whether it holds."""
-
-    what: str
-    result: str
-    asked: str
-    holds: bool
-
-
-def paired(first: Callable[[], object], second: Callable[[], object], rounds: int) -> list[float]:
-    """Return, for each round, the time of `second` divided by that of `first`, run in turn."""
-    ratios = []
-    for number in range(rounds):
-        order = (first, second) if number % 2 == 0 else (second, first)
-        taken = {function: seconds(function) for function in order}
-        ratios.append(taken[second] / taken[first])
-    return ratios
-
-
-def seconds(function: Callable[[], object]) -> float:
-    """Return how long one call takes."""
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def spread(values: list[float], unit: str = "") -> str:
-    """Return median and range, rounded."""
-    middle = statistics.median(values)
-    return f"{middle:.2f}{unit} ({min(values):.2f} to {max(values):.2f})"
-
+from tests import bench_model
+from tests.measure import ROOT, Row, complete, paired, seconds, spread
 
 # --- chapter 1: the tokenizer ---
 
@@ -116,24 +82,6 @@ def new_words(lines: int) -> list[str]:
     words = sorted(seen)
     rng.shuffle(words)
     return [" ".join(words[start : start + 30]) for start in range(0, len(words), 30)]
-
-
-def complete() -> SimpleNamespace:
-    """Return the complete package's modules, with the solutions filled in."""
-    import importlib
-
-    from bertlab.course import outline
-    from bertlab.course.authoring.build import complete_package
-    from bertlab.course.package import Package
-    from bertlab.course.workspace import Workspace
-
-    package = Package(Workspace(complete_package(ROOT, Path(tempfile.mkdtemp()))))
-    for exercise_id in outline.entries():
-        package.use_own(exercise_id)
-    package.install()
-    return SimpleNamespace(
-        **{name: importlib.import_module(f"bertlab.{name}") for name in outline.modules()}
-    )
 
 
 # --- the engine ---
@@ -218,7 +166,17 @@ def chapter_checks() -> Iterator[Row]:
             )
 
 
-BENCHES = {"tokenizer": tokenizer, "first_card": first_card, "chapters": chapter_checks}
+BENCHES = {
+    "tokenizer": tokenizer,
+    "first_card": first_card,
+    "chapters": chapter_checks,
+    "forward": bench_model.forward,
+    "training": bench_model.training,
+    "packed": bench_model.packed,
+    "mlm": bench_model.mlm,
+    "memory": bench_model.memory,
+    "loading": bench_model.loading,
+}
 
 
 def main() -> None:
@@ -232,8 +190,10 @@ def main() -> None:
         raise SystemExit(f"no bench {unknown[0]!r}; there are {', '.join(BENCHES)}")
     rows = []
     for name in chosen:
-        print(f"measuring {name} ...", file=sys.stderr)
-        rows += BENCHES[name]()
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        for row in BENCHES[name]():
+            print(f"  {row.what}: {row.result}", file=sys.stderr, flush=True)
+            rows.append(row)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
     print(
         table(

@@ -4,6 +4,7 @@ from bertlab.course import exercise as exercises
 from bertlab.course import outline
 from bertlab.course.display import SIGNS, WORDS, Shown, card
 from bertlab.course.judging import Verdict
+from bertlab.course.regions import lines_of
 from bertlab.course.workspace import RegionChanged, Workspace
 
 
@@ -12,11 +13,15 @@ def title(exercise_id: str) -> str:
     return f"{exercise_id} {outline.entries()[exercise_id].title}"
 
 
-def of_verdict(verdict: Verdict) -> Shown:
-    """Return the card of a verdict."""
-    return {"passed": _passed, "failed": _failed, "todo": _todo, "error": _error}[verdict.status](
-        verdict
-    )
+def of_verdict(verdict: Verdict, filled: bool = False) -> Shown:
+    """Return the card of a verdict.
+
+    Args:
+        filled: the part was just written from a notebook, which uses it from now on.
+    """
+    if verdict.status == "failed":
+        return _failed(verdict, filled)
+    return {"passed": _passed, "todo": _todo, "error": _error}[verdict.status](verdict)
 
 
 def _passed(verdict: Verdict) -> Shown:
@@ -30,7 +35,7 @@ def _passed(verdict: Verdict) -> Shown:
     )
 
 
-def _failed(verdict: Verdict) -> Shown:
+def _failed(verdict: Verdict, filled: bool) -> Shown:
     passed = [case for case in verdict.cases if case.passed]
     failed = [case for case in verdict.cases if not case.passed]
     paragraphs = [verdict.diagnosis]
@@ -47,32 +52,43 @@ def _failed(verdict: Verdict) -> Shown:
         paragraphs,
         code=verdict.frames,
         items=items,
-        soft=[f"Compared with {verdict.reference}. Stuck? `%hint {verdict.exercise}`"],
+        soft=[
+            f"Compared with {verdict.reference}. Stuck? `%hint {verdict.exercise}`",
+            *([_IN_USE] if filled else []),
+        ],
     )
+
+
+_IN_USE = (
+    "This notebook uses your version from now on, so that you can look at what it does. After a "
+    "restart of the kernel, and in other notebooks, the reference stands in until yours passes."
+)
 
 
 def _todo(verdict: Verdict) -> Shown:
     entry = outline.entries()[verdict.exercise]
+    begun = f"What you have written is in bertlab/{entry.module}.py. {verdict.diagnosis}"
     return card(
         "todo",
         title(verdict.exercise),
         [
+            *([begun] if verdict.diagnosis else []),
             f"Replace `raise NotImplementedError(...)` above and run the cell. "
-            f"About {entry.minutes} minutes, {entry.points} points; `%hint {entry.id}` helps."
+            f"About {entry.minutes} minutes, {entry.points} points; `%hint {entry.id}` helps.",
         ],
         soft=[f"Until then {verdict.reference} stands in for it wherever it is needed."],
     )
 
 
 def _error(verdict: Verdict) -> Shown:
-    return card("error", title(verdict.exercise), [verdict.diagnosis], code=verdict.frames)
+    return problem(verdict.exercise, verdict.diagnosis, verdict.frames)
 
 
 def syntax_error(exercise_id: str, error: SyntaxError, cell: str) -> Shown:
     """Return the card for a cell that is not Python: the cell's own line, and a caret."""
     number = error.lineno or 1
-    lines = cell.splitlines()
-    line = lines[number - 1] if 0 < number <= len(lines) else ""
+    lines = lines_of(cell)
+    line = lines[number - 1].rstrip("\n") if 0 < number <= len(lines) else ""
     caret = " " * max((error.offset or 1) - 1, 0) + "^"
     paragraphs = [
         f"Line {number} of your code is not Python: {error.msg}. Nothing was written; the package "
@@ -87,15 +103,15 @@ def syntax_error(exercise_id: str, error: SyntaxError, cell: str) -> Shown:
 
 
 def problem(exercise_id: str, message: str, code: str = "") -> Shown:
-    """Return the card for a fill that was refused."""
-    return card("error", title(exercise_id), [message], code=code)
+    """Return the card for a fill that was refused, or a check that could not be made."""
+    return card("error", title(exercise_id), [message.rstrip(".") + "."], code=code)
 
 
-def interrupted(exercise_id: str) -> Shown:
+def interrupted(exercise_id: str, *others: str) -> Shown:
     """Return the card for a fill or check that was interrupted."""
     return card(
         "error",
-        title(exercise_id),
+        f"{exercise_id} to {others[-1]}" if others else title(exercise_id),
         [
             "Interrupted before there was a verdict. Did a loop never end? What is in the package "
             f"now: `%check {exercise_id}` judges it, `%pull {exercise_id}` shows it."

@@ -85,7 +85,7 @@ def run(exercise: Exercise, parts: Any, case: Case, device: str, dtype: str) -> 
     try:
         with _repeatable():
             value = exercise.probe(parts, **inputs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Outcome(error=error)
     changed = [name for name in inputs if not _same(inputs[name], pristine[name])]
     return Outcome(value=value, changed=changed[0] if changed else None)
@@ -136,7 +136,7 @@ def _repeatable() -> Iterator[None]:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
         return
-    precision = torch.get_float32_matmul_precision()
+    precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
     tf32 = torch.backends.cudnn.allow_tf32
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     try:
@@ -147,6 +147,7 @@ def _repeatable() -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
+        torch.set_default_dtype(dtype)
         torch.backends.cudnn.allow_tf32 = tf32
         random.setstate(python_state)
         np.random.set_state(numpy_state)
@@ -228,10 +229,29 @@ def _error_difference(outcome: Outcome, standard: Outcome) -> Difference | None:
     if given is not None and expected is not None:
         if type(given) is type(expected):
             return None
-        return Difference(f"raised {_name(given)}, expected {_name(expected)}")
+        return Difference(f"{said(given)}, expected {_name(expected)}")
     if given is not None:
-        return Difference(f"raised {_name(given)}")
+        return Difference(said(given))
     return Difference(f"returned a value, expected {_name(expected)}")
+
+
+def said(error: BaseException) -> str:
+    """Say what came of a call that raised `error`: ``"raised ValueError: ..."``."""
+    if isinstance(error, SystemExit):
+        return "called sys.exit"
+    if "leaf Variable that requires grad" in str(error) and "in-place" in str(error):
+        return f"changed an argument (or a parameter) in place, which it must not ({_name(error)})"
+    return f"raised {_name(error)}"
+
+
+def advice(error: BaseException | None, module: str) -> str:
+    """Return a sentence to add where code raised `error`, if it usually helps."""
+    if type(error) is NameError:
+        return (
+            f" The cell runs inside bertlab/{module}.py, not in the notebook, and sees only what "
+            "that file imports and defines."
+        )
+    return ""
 
 
 def _name(error: BaseException | None) -> str:
@@ -371,6 +391,9 @@ def _shown(value: Any, expected: Any) -> str:
         value, expected = value.tolist(), expected.tolist()
     if type(value) is not type(expected):
         return f"{_described(value)}, expected {type(expected).__name__}"
+    if isinstance(expected, dict) and set(value) == set(expected):
+        key = next(key for key in expected if not _equal(value[key], expected[key]))
+        return f"{_short(value[key])} at [{key!r}], expected {_short(expected[key])}"
     if isinstance(expected, (list, tuple)):
         for index, (given, wanted) in enumerate(zip(value, expected, strict=False)):
             if not _equal(given, wanted):
@@ -483,7 +506,7 @@ def _safe_difference(standard: Standard, outcome: Outcome) -> Difference | None:
     """Compare; an output so odd that comparing it fails is a difference, never a pass."""
     try:
         return standard.difference(outcome)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Difference(f"returned something that cannot be compared ({_name(error)})")
 
 
@@ -516,11 +539,12 @@ def _explain(verdict: Verdict, standards: Standards, judged: list[Judged]) -> No
         verdict.diagnosis = misconception.explanation
     else:
         verdict.diagnosis = f"On the case '{case.name}' your part {_sentence(difference)}."
+        verdict.diagnosis += advice(outcome.error, standards.exercise.module)
 
 
 def _sentence(difference: Difference) -> str:
     message = difference.message
-    if message.startswith(("raised", "returned", "changed")):
+    if message.startswith(("raised", "returned", "changed", "called")):
         return message.rstrip(".")
     return "departs from the reference: " + message.rstrip(".")
 
@@ -538,7 +562,7 @@ def _matches(standard: Standard, outcome: Outcome) -> bool:
         return False
     try:
         return standard.difference(outcome, nan_allowed=True) is None
-    except Exception:
+    except (Exception, SystemExit):
         return False
 
 

@@ -2,10 +2,8 @@
 
 import ast
 import importlib
-import json
 import os
-import subprocess
-import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +16,10 @@ from IPython.display import display
 
 from bertlab.course import cards, judging, outline
 from bertlab.course.display import Shown, card
+from bertlab.course.elsewhere import judged_elsewhere
 from bertlab.course.package import Package, remove_packages, try_module
-from bertlab.course.regions import RegionError, fingerprint, is_stub
-from bertlab.course.workspace import RegionChanged, Workspace, WorkspaceError
+from bertlab.course.regions import RegionError, fingerprint, is_begun, is_stub
+from bertlab.course.workspace import RegionChanged, Workspace, WorkspaceError, pristine_region
 
 
 def register(shell: Any) -> None:
@@ -49,11 +48,13 @@ class CourseMagics(Magics):
         self._warm_up: threading.Thread | None = None
         shell.events.register("pre_run_cell", self._before_cell)
         shell.events.register("post_run_cell", self._after_cell)
+        shell.input_transformers_cleanup.append(_with_a_body)
 
     def unregister(self) -> None:
         """Let go of the notebook, so that the extension can be loaded anew."""
         self.shell.events.unregister("pre_run_cell", self._before_cell)
         self.shell.events.unregister("post_run_cell", self._after_cell)
+        self.shell.input_transformers_cleanup.remove(_with_a_body)
         remove_packages()
 
     def welcome(self) -> Shown:
@@ -89,7 +90,8 @@ class CourseMagics(Magics):
         if exercise_id is None:
             return
         try:
-            display(self._filled(exercise_id, cell, overwrite) or self._judged(exercise_id))
+            refused = self._filled(exercise_id, cell, overwrite)
+            display(refused or self._judged(exercise_id, filled=True))
         except KeyboardInterrupt:
             display(cards.interrupted(exercise_id))
 
@@ -101,16 +103,15 @@ class CourseMagics(Magics):
         except outline.UnknownExercise as error:
             display(card("error", "%check", [str(error)]))
             return
-        if line.strip() in ids:  # one exercise, not a chapter
-            try:
+        try:
+            if line.strip() in ids:  # one exercise, not a chapter
                 with self._rebinding():
                     self.package.refresh()
                 display(self._judged(ids[0]))
-            except KeyboardInterrupt:
-                display(cards.interrupted(ids[0]))
-            return
-        for verdict in self._judged_elsewhere(ids):
-            display(cards.of_verdict(verdict))
+            else:
+                self._judge_elsewhere(ids)
+        except KeyboardInterrupt:
+            display(cards.interrupted(*ids))
 
     @line_magic
     def hint(self, line: str) -> None:
@@ -152,7 +153,7 @@ class CourseMagics(Magics):
         refusal = self._refusal(exercise_id, cell)
         if refusal is not None:
             return refusal
-        if is_stub(cell):
+        if is_stub(cell) and not is_begun(cell, pristine_region(exercise_id)):
             return self._stub_cell(exercise_id)
         return self._write(exercise_id, cell, overwrite)
 
@@ -213,12 +214,13 @@ class CourseMagics(Magics):
                 self.workspace.with_region(exercise_id, cell), module, self.workspace.path(module)
             )
         except (WorkspaceError, RegionError) as error:
-            return cards.problem(exercise_id, f"{error} Nothing was written.")
-        except Exception as error:
+            return cards.problem(exercise_id, f"{error}. Nothing was written.")
+        except (Exception, SystemExit) as error:
             return cards.problem(
                 exercise_id,
-                f"With this cell in it, bertlab/{module}.py cannot be loaded: "
-                f"{type(error).__name__}: {error}. Nothing was written; the package is as it was.",
+                f"With this cell in it, bertlab/{module}.py cannot be loaded: it "
+                f"{judging.said(error).rstrip('.')}. Nothing was written; the package is as it "
+                f"was.{judging.advice(error, module)}",
                 judging.student_frames(error, module),
             )
         try:
@@ -229,6 +231,9 @@ class CourseMagics(Magics):
             return cards.problem(exercise_id, str(error))
         with self._rebinding():
             self.package.reload(module)
+            if is_stub(cell):  # a part is left to do, and the whole could not be used
+                self.package.use_stand_in(exercise_id)
+                return None
             self.package.use_own(exercise_id)
         self.shell.user_ns.update(vars(self.package.own(exercise_id)))
         return None
@@ -257,31 +262,20 @@ class CourseMagics(Magics):
 
     # --- judging ---
 
-    def _judged(self, exercise_id: str) -> Shown:
+    def _judged(self, exercise_id: str, filled: bool = False) -> Shown:
         self._join_warm_up()
-        shown = cards.of_verdict(self.package.judge(exercise_id))
+        shown = cards.of_verdict(self.package.judge(exercise_id), filled)
         self._start_warm_up()
         return shown
 
-    def _judged_elsewhere(self, ids: list[str]) -> Iterator[judging.Verdict]:
+    def _judge_elsewhere(self, ids: list[str]) -> None:
         """Judge in a fresh process, so that nothing of this kernel can help or hurt."""
-        command = [sys.executable, "-m", "bertlab.course.cli", "check", "--json", *ids]
-        environment = {**os.environ, "PYTHONPATH": str(self.workspace.root)}
-        done = subprocess.run(
-            command,
-            cwd=self.workspace.root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        try:
-            records = json.loads(done.stdout)
-        except ValueError:
-            display(card("error", "%check", ["The check did not finish:"], done.stderr[-2000:]))
-            return
-        for record in records:
-            yield verdict_from_record(record)
+        with tempfile.TemporaryFile() as output:  # what the student's code prints
+            try:
+                for verdict in judged_elsewhere(self.workspace.root, ids, output=output):
+                    display(cards.of_verdict(verdict))
+            except WorkspaceError as error:
+                display(card("error", "%check", [str(error)]))
 
     # --- Transformers takes seconds to import: do it while the student reads ---
 
@@ -306,14 +300,15 @@ class CourseMagics(Magics):
             self.package.uses.clear()
 
 
+def _with_a_body(lines: list[str]) -> list[str]:
+    """Give a `%%fill` without a cell an empty line: IPython calls no magic on nothing."""
+    if len(lines) == 1 and lines[0].startswith("%%fill"):
+        return [lines[0].rstrip() + "\n", "\n"]
+    return lines
+
+
 def _import_reference() -> None:
     importlib.import_module("transformers.models.bert.modeling_bert")
-
-
-def verdict_from_record(record: dict[str, Any]) -> judging.Verdict:
-    """Turn one record of ``bertlab check --json`` back into a verdict."""
-    fields = {**record, "cases": [judging.CaseResult(**case) for case in record["cases"]]}
-    return judging.Verdict(**fields)
 
 
 def _defined_names(cell: str) -> list[str]:

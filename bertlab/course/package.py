@@ -20,8 +20,8 @@ from typing import Any
 
 from bertlab.course import exercise as exercises
 from bertlab.course import judging, outline
-from bertlab.course.regions import is_stub, without_regions
-from bertlab.course.workspace import Workspace, WorkspaceError
+from bertlab.course.regions import is_begun, is_stub, lines_of, unwritten, without_regions
+from bertlab.course.workspace import Workspace, WorkspaceError, pristine_region
 
 
 class StudentLoader(importlib.machinery.SourceFileLoader):
@@ -38,17 +38,23 @@ class StudentLoader(importlib.machinery.SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         _clear(module)
-        text = self.get_data(self.path).decode("utf-8", errors="replace")
+        text = _text_of(self.get_data(self.path))
         try:
             super().exec_module(module)
             broken = None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # One broken exercise must not take the rest of the package with it: the given code
             # is loaded alone, and the reference stands in for every exercise of this module.
             broken = error
             _clear(module)
             exec(compile(without_regions(text), self.path, "exec"), vars(module))
         self.package.after_import(module, text, broken)
+
+
+def _text_of(data: bytes) -> str:
+    """Return a file's text as `Workspace.source` would, whatever its bytes are."""
+    text = data.decode("utf-8-sig", errors="replace")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _clear(module: ModuleType) -> None:
@@ -65,7 +71,7 @@ class Package(importlib.abc.MetaPathFinder):
         self._own: dict[str, dict[str, Any]] = {}
         self._stand_ins: dict[str, dict[str, Any]] = {}
         self._text: dict[str, str] = {}
-        self._broken: dict[str, Exception] = {}
+        self._broken: dict[str, BaseException] = {}
         self._standing_in: set[str] = {
             id for id in outline.entries() if workspace.status(id) != "passed"
         }
@@ -101,12 +107,18 @@ class Package(importlib.abc.MetaPathFinder):
     def refresh(self) -> bool:
         """Load anew what was edited since it was imported. Returns whether anything was."""
         for name in outline.modules():
-            if name in self._text and self.workspace.source(name) != self._text[name]:
+            if self._is_edited(name):
                 self.reload(name)
                 return True
         return False
 
-    def after_import(self, module: ModuleType, text: str, broken: Exception | None) -> None:
+    def _is_edited(self, name: str) -> bool:
+        path = self.workspace.path(name)
+        if name not in self._text or not path.exists():
+            return False
+        return _text_of(path.read_bytes()) != self._text[name]
+
+    def after_import(self, module: ModuleType, text: str, broken: BaseException | None) -> None:
         """Note a module's own parts, and put stand-ins where they are due."""
         name = module.__name__.removeprefix("bertlab.")
         was_broken = self._broken.pop(name, None) is not None
@@ -238,8 +250,9 @@ class Package(importlib.abc.MetaPathFinder):
             reference=reference.reference_name,
         )
         try:
-            if is_stub(self.workspace.region(exercise_id).text):
-                failed.status = "todo"
+            text = self.workspace.region(exercise_id).text
+            if is_stub(text):
+                failed.status, failed.diagnosis = "todo", _what_is_left(exercise_id, text)
                 return failed
             self.refresh()
             with self.only(exercise_id) as parts:
@@ -248,8 +261,9 @@ class Package(importlib.abc.MetaPathFinder):
             failed.diagnosis = str(error)
         except judging.NothingJudged as error:
             failed.diagnosis = f"the course is at fault, not you: {error}"
-        except Exception as error:  # the module itself cannot be loaded
-            failed.diagnosis = f"bertlab/{entry.module}.py raised {judging._name(error)}"
+        except (Exception, SystemExit) as error:  # the module itself cannot be loaded
+            failed.diagnosis = f"bertlab/{entry.module}.py {judging.said(error)}."
+            failed.diagnosis += judging.advice(error, entry.module)
             failed.frames = judging.student_frames(error, entry.module)
         return failed
 
@@ -258,6 +272,13 @@ class Package(importlib.abc.MetaPathFinder):
             return bool(self.workspace.region(exercise_id).text)
         except (WorkspaceError, ValueError):
             return False
+
+
+def _what_is_left(exercise_id: str, text: str) -> str:
+    """Say which functions of a region are still to be written, if others have been."""
+    if not is_begun(text, pristine_region(exercise_id)):
+        return ""
+    return "Still to be written: " + ", ".join(f"`{name}`" for name in unwritten(text)) + "."
 
 
 def remove_packages() -> None:
@@ -270,7 +291,7 @@ def try_module(source: str, module: str, path: Path) -> None:
     name, file = f"bertlab.{module}", f"<exercise module {module}>"
     trial = ModuleType(name)
     trial.__file__ = str(path)
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    linecache.cache[file] = (len(source), None, lines_of(source), file)
     code = compile(source, file, "exec", dont_inherit=True)
     before = sys.modules.get(name)
     sys.modules[name] = trial  # dataclasses look their module up there

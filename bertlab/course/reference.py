@@ -24,6 +24,7 @@ from bertlab.course.corpus import cache_folder
 
 if TYPE_CHECKING:  # both take seconds to import, so the functions below import them when called
     import torch
+    from transformers.modeling_utils import PreTrainedModel
     from transformers.models.bert.configuration_bert import BertConfig
     from transformers.models.bert.modeling_bert import BertModel
 
@@ -98,8 +99,13 @@ def bert_base(attention: str = "sdpa") -> "BertModel":
     return _load(folder, attention)
 
 
-def seeded_bert(config: "BertConfig", seed: int = SEED, attention: str = "sdpa") -> "BertModel":
-    """A `BertModel` in eval mode with every parameter drawn at random from a seed.
+def seeded_bert(
+    config: "BertConfig",
+    seed: int = SEED,
+    attention: str = "sdpa",
+    model_class: "type[PreTrainedModel] | None" = None,
+) -> Any:
+    """A Hugging Face model in eval mode with every parameter drawn at random from a seed.
 
     Freshly initialised weights hide bugs: biases are 0, LayerNorm's gains 1, and attention is
     nearly uniform, so a model that forgets them gives the same numbers. Here biases are far
@@ -110,15 +116,17 @@ def seeded_bert(config: "BertConfig", seed: int = SEED, attention: str = "sdpa")
         config: the architecture.
         seed: the same seed gives the same parameters.
         attention: Transformers' `attn_implementation`.
+        model_class: `BertModel` when None, or one of Transformers' with a head.
     """
     import torch
     from transformers.models.bert.modeling_bert import BertModel
 
+    model_class = model_class or BertModel
     generator = torch.Generator().manual_seed(seed)
     with torch.device("meta"):
-        names = dict(BertModel(config).named_parameters())
+        names = dict(model_class(config).named_parameters())
     drawn = {name: _draw(name, names[name].shape, generator) for name in sorted(names)}
-    return _load(None, attention, config=config, state_dict=drawn)
+    return _load(None, attention, model_class, config=config, state_dict=drawn)
 
 
 SPREAD = {"query": 3.0, "key": 3.0, "output.dense": 0.4}
@@ -258,13 +266,18 @@ def _has_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() and any((folder / w).is_file() for w in weights)
 
 
-def _load(folder: Path | None, attention: str, **more: Any) -> "BertModel":
+def _load(
+    folder: Path | None,
+    attention: str,
+    model_class: "type[PreTrainedModel] | None" = None,
+    **more: Any,
+) -> Any:
     import torch
     from transformers.models.bert.modeling_bert import BertModel
 
     more |= {"local_files_only": True, "attn_implementation": attention, "dtype": torch.float32}
     with _without_progress_bar():
-        return BertModel.from_pretrained(folder, **more).eval()
+        return (model_class or BertModel).from_pretrained(folder, **more).eval()
 
 
 @contextmanager

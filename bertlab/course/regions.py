@@ -13,6 +13,7 @@ be found, hashed, replaced and turned into its stub by working on text alone.
 import ast
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _BEGIN = re.compile(r"^# --- exercise (?P<id>\d+\.\d+): (?P<title>.+?) ---$")
@@ -44,6 +45,15 @@ class Region:
     first_line: int
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text with their ends, as Python and editors count them.
+
+    A line ends at ``\\n`` alone. (`str.splitlines` also cuts at form feeds, U+2028 and others,
+    which may stand in the middle of a string.)
+    """
+    return re.findall(r".*\n|.+", text)
+
+
 def find_regions(source: str) -> dict[str, Region]:
     """Return the regions of a module's source by exercise id, in the order they stand.
 
@@ -51,7 +61,7 @@ def find_regions(source: str) -> dict[str, Region]:
         RegionError: a region is opened twice, never closed, or closed by another's line.
     """
     regions: dict[str, Region] = {}
-    lines = source.splitlines(keepends=True)
+    lines = lines_of(source)
     opened: tuple[int, re.Match[str]] | None = None
     for number, line in enumerate(lines, start=1):
         begin, end = _BEGIN.match(line.rstrip()), _END.match(line.rstrip())
@@ -71,30 +81,65 @@ def find_regions(source: str) -> dict[str, Region]:
     return regions
 
 
+def find_region(source: str, exercise_id: str) -> Region:
+    """Return one region; what became of the comment lines of others does not matter.
+
+    Raises:
+        RegionError: one of its two lines is missing or stands twice, or they are out of order.
+    """
+    lines = lines_of(source)
+    marks = [_BEGIN.match(line.rstrip()) or _END.match(line.rstrip()) for line in lines]
+    begins = _places(marks, exercise_id, _BEGIN)
+    ends = _places(marks, exercise_id, _END)
+    for line, places in (
+        (f"# --- exercise {exercise_id}: ... ---", begins),
+        (f"# --- end of exercise {exercise_id} ---", ends),
+    ):
+        if len(places) != 1:
+            what = "stands more than once" if places else "is missing"
+            raise RegionError(f"the line '{line}' {what}")
+    begin, end = begins[0], ends[0]
+    if end < begin or any(marks[begin + 1 : end]):
+        raise RegionError(f"the comment lines around exercise {exercise_id} are out of order")
+    match = marks[begin]
+    assert match is not None
+    return Region(exercise_id, match["title"], "".join(lines[begin + 1 : end]), begin + 2)
+
+
+def _places(
+    marks: list[re.Match[str] | None], exercise_id: str, pattern: re.Pattern[str]
+) -> list[int]:
+    """Return the indices of the comment lines of one kind that name the exercise."""
+    return [
+        place
+        for place, mark in enumerate(marks)
+        if mark is not None and mark.re is pattern and mark["id"] == exercise_id
+    ]
+
+
 def replace_region(source: str, exercise_id: str, text: str) -> str:
     """Return `source` with the text of one region replaced.
 
     Raises:
         RegionError: there is no such region, or `text` itself holds an exercise comment line.
     """
-    region = find_regions(source).get(exercise_id)
-    if region is None:
-        raise RegionError(f"no region for exercise {exercise_id} in this module")
-    for line in text.splitlines():
+    region = find_region(source, exercise_id)
+    text = normalize_text(text)
+    for line in lines_of(text):
         if _BEGIN.match(line.rstrip()) or _END.match(line.rstrip()):
             raise RegionError(
                 f"the line {line.strip()!r} marks where an exercise begins or ends in the "
                 "package; leave it out of the cell"
             )
-    lines = source.splitlines(keepends=True)
+    lines = lines_of(source)
     start = region.first_line - 1
-    end = start + region.text.count("\n")
-    return "".join(lines[:start]) + normalize_text(text) + "".join(lines[end:])
+    end = start + len(lines_of(region.text))
+    return "".join(lines[:start]) + text + "".join(lines[end:])
 
 
 def normalize_text(text: str) -> str:
     """Return `text` without blank lines at its ends, ending in exactly one newline."""
-    return text.replace("\r\n", "\n").strip("\n").rstrip() + "\n"
+    return text.replace("\r\n", "\n").replace("\r", "\n").strip("\n").rstrip() + "\n"
 
 
 def stub(text: str, exercise_id: str) -> str:
@@ -128,11 +173,15 @@ def stub_module(source: str) -> str:
 def without_regions(source: str) -> str:
     """Return a module's text with every region empty: the code that is given, alone.
 
-    Line numbers stay as they are.
+    Line numbers stay as they are. A region whose comment lines are damaged stays too.
     """
-    lines = source.splitlines(keepends=True)
-    for region in find_regions(source).values():
-        for number in range(region.text.count("\n")):
+    lines = lines_of(source)
+    for exercise_id in dict.fromkeys(re.findall(r"# --- exercise (\d+\.\d+):", source)):
+        try:
+            region = find_region(source, exercise_id)
+        except RegionError:
+            continue
+        for number in range(len(lines_of(region.text))):
             lines[region.first_line - 1 + number] = "\n"
     return "".join(lines)
 
@@ -146,6 +195,48 @@ def is_stub(text: str) -> bool:
         SyntaxError: the text is not Python.
     """
     return any(_raises_exercise(node) for node in ast.walk(ast.parse(text)))
+
+
+def unwritten(text: str) -> list[str]:
+    """Return the functions and methods that are still to be written: ``["split_heads", ...]``.
+
+    Raises:
+        SyntaxError: the text is not Python.
+    """
+    return [
+        name
+        for name, function in _functions(ast.parse(text).body)
+        if any(map(_raises_exercise, ast.walk(function)))
+    ]
+
+
+def _functions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.stmt]]:
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from _functions(node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield prefix + node.name, node
+
+
+def is_begun(text: str, stub_text: str) -> bool:
+    """True if a text holds a statement that its stub does not: somebody wrote something.
+
+    Docstrings and signatures do not count.
+
+    Raises:
+        SyntaxError: a text is not Python.
+    """
+    return bool(_statements(text) - _statements(stub_text))
+
+
+def _statements(text: str) -> set[str]:
+    return {
+        ast.dump(node)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.stmt)
+        and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    }
 
 
 def _raises_exercise(node: ast.AST) -> bool:

@@ -9,6 +9,7 @@ Nothing a student wrote is ever lost: files are replaced in one step or not at a
 region held before goes into the history first.
 """
 
+import contextlib
 import difflib
 import json
 import os
@@ -23,9 +24,12 @@ from typing import Any
 from bertlab.course import outline
 from bertlab.course.regions import (
     Region,
+    RegionError,
+    find_region,
     find_regions,
     fingerprint,
     is_stub,
+    lines_of,
     normalize_text,
     replace_region,
 )
@@ -76,28 +80,44 @@ class Workspace:
         return self.root / "bertlab" / f"{module}.py"
 
     def source(self, module: str) -> str:
-        """Return the text of a module."""
+        """Return the text of a module.
+
+        Raises:
+            WorkspaceError: the file cannot be read, or is not in UTF-8.
+        """
         try:
-            return self.path(module).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return self.path(module).read_text(encoding="utf-8-sig")
+        except OSError as error:
             raise WorkspaceError(f"cannot read bertlab/{module}.py: {error}") from error
+        except UnicodeDecodeError as error:
+            line = self.path(module).read_bytes()[: error.start].count(b"\n") + 1
+            raise WorkspaceError(
+                f"bertlab/{module}.py is not in UTF-8 (line {line}); open it in your editor and "
+                "save it as UTF-8"
+            ) from error
 
     def region(self, exercise_id: str) -> Region:
-        """Return the region of an exercise as the file has it now."""
+        """Return the region of an exercise as the file has it now.
+
+        Raises:
+            WorkspaceError: the file cannot be read, or has lost the comment lines around it.
+        """
         module = _module(exercise_id)
-        region = find_regions(self.source(module)).get(exercise_id)
-        if region is None:
+        try:
+            return find_region(self.source(module), exercise_id)
+        except RegionError as error:
             raise WorkspaceError(
-                f"bertlab/{module}.py has lost the comment lines around exercise {exercise_id}; "
-                f"put '# --- exercise {exercise_id}: ... ---' and '# --- end of exercise "
-                f"{exercise_id} ---' back around it"
-            )
-        return region
+                f"in bertlab/{module}.py, {error}. Exercise {exercise_id} stands between the lines "
+                f"'# --- exercise {exercise_id}: ... ---' and '# --- end of exercise "
+                f"{exercise_id} ---': put them right, or start it anew with "
+                f"`bertlab reset {exercise_id}` (the file as it is now goes into the history)"
+            ) from error
 
     # --- writing ---
 
     def with_region(self, exercise_id: str, text: str) -> str:
         """Return the module's text as it would be with a region replaced."""
+        self.region(exercise_id)  # says what to do if it cannot be found
         return replace_region(self.source(_module(exercise_id)), exercise_id, text)
 
     def fill(self, exercise_id: str, text: str, overwrite: bool = False) -> bool:
@@ -110,6 +130,7 @@ class Workspace:
             WorkspaceError: the file is read-only or cannot be written.
         """
         with self._locked():
+            self._remove_leftovers()
             current = self.region(exercise_id).text
             text = normalize_text(text)
             if fingerprint(current) == fingerprint(text):
@@ -121,9 +142,18 @@ class Workspace:
             with self._saying(_module(exercise_id)):
                 self._keep(exercise_id, current)
                 changed = self.with_region(exercise_id, text)
+                # Noted before and after: this process may be killed in between.
+                self._remember(exercise_id, {"filling": fingerprint(text)})
                 write_atomically(self.path(_module(exercise_id)), changed)
                 self._remember_fill(exercise_id, text)
             return True
+
+    def _remove_leftovers(self) -> None:
+        """Remove what writers left that were killed; whoever holds the lock is the only one."""
+        with contextlib.suppress(OSError):
+            for folder in (self.root / "bertlab", self.root / ".bertlab"):
+                for path in folder.glob(".*.new"):
+                    path.unlink()
 
     @contextmanager
     def _saying(self, module: str) -> Iterator[None]:
@@ -135,16 +165,40 @@ class Workspace:
             ) from error
 
     def reset(self, exercise_id: str) -> bool:
-        """Put the stub back into a region; the text goes into the history. True if it changed."""
-        module = _module(exercise_id)
-        pristine = Path(__file__).parent / "pristine" / f"{module}.py"
-        text = find_regions(pristine.read_text(encoding="utf-8"))[exercise_id].text
-        return self.fill(exercise_id, text, overwrite=True)
+        """Put the stub back into a region; the text goes into the history. True if it changed.
+
+        Where the comment lines around it are damaged, the whole file goes into the history and
+        is made anew, with the regions that can be found in it.
+        """
+        source = self.source(_module(exercise_id))
+        try:
+            find_region(source, exercise_id)
+        except RegionError:
+            self._restore(_module(exercise_id), source)
+            return True
+        return self.fill(exercise_id, pristine_region(exercise_id), overwrite=True)
+
+    def _restore(self, module: str, source: str) -> None:
+        restored, lost = _pristine(module), []
+        for other in find_regions(restored):
+            try:
+                restored = replace_region(restored, other, find_region(source, other).text)
+            except RegionError:
+                lost.append(other)
+        with self._locked(), self._saying(module):
+            self._check_writable(self.path(module))
+            for other in lost:
+                self._keep(other, source)
+            write_atomically(self.path(module), restored)
+            for other in lost:
+                self._remember_fill(other, pristine_region(other))
 
     def _is_foreign(self, exercise_id: str, current: str) -> bool:
-        filled = self.progress().get(exercise_id, {}).get("filled")
-        if filled is not None:
-            return fingerprint(current) != filled
+        known = self.progress().get(exercise_id, {})
+        if fingerprint(current) in (known.get("filled"), known.get("filling")):
+            return False
+        if "filled" in known:
+            return True
         try:
             return not is_stub(current)
         except SyntaxError:
@@ -178,7 +232,8 @@ class Workspace:
         path = self.root / ".bertlab" / "progress.json"
         try:
             remembered = json.loads(path.read_text(encoding="utf-8"))
-            return remembered if isinstance(remembered, dict) else {}
+            remembered = remembered if isinstance(remembered, dict) else {}
+            return {id: facts for id, facts in remembered.items() if isinstance(facts, dict)}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):
@@ -219,13 +274,14 @@ class Workspace:
             text = self.region(exercise_id).text
             if is_stub(text):
                 return "todo"
-        except (SyntaxError, WorkspaceError):
+        except (SyntaxError, ValueError, WorkspaceError):
             return "error"
         known = self.progress().get(exercise_id, {})
         if "status" not in known:
             return "stale"
         current = (fingerprint(text), exercise_fingerprint(exercise_id))
-        return known["status"] if current == (known["judged"], known["cases"]) else "stale"
+        judged = (known.get("judged"), known.get("cases"))
+        return known["status"] if current == judged else "stale"
 
     def _locked(self):
         from filelock import FileLock
@@ -248,12 +304,26 @@ def exercise_fingerprint(exercise_id: str) -> str:
     return fingerprint(path.read_text(encoding="utf-8")) if path.exists() else ""
 
 
+def pristine_region(exercise_id: str) -> str:
+    """Return the text of a region as the course hands it out: its stub."""
+    return find_region(_pristine(_module(exercise_id)), exercise_id).text
+
+
+def _pristine(module: str) -> str:
+    return (Path(__file__).parent / "pristine" / f"{module}.py").read_text(encoding="utf-8")
+
+
 def _module(exercise_id: str) -> str:
     return outline.entries()[exercise_id].module
 
 
 def _difference(package: str, cell: str) -> str:
     lines = difflib.unified_diff(
-        package.splitlines(), cell.splitlines(), "the package", "this cell", lineterm="", n=2
+        [line.rstrip("\n") for line in lines_of(package)],
+        [line.rstrip("\n") for line in lines_of(cell)],
+        "the package",
+        "this cell",
+        lineterm="",
+        n=2,
     )
     return "\n".join(lines)

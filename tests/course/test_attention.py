@@ -1,6 +1,7 @@
 """Attention gives Hugging Face's numbers, with and without weights, padding and halves."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.bert.modeling_bert import BertSelfAttention, BertSelfOutput
+
+from bertlab.course import exercise as exercises
+from bertlab.course import judging
 
 SIZES: dict[str, Any] = {"hidden_size": 48, "num_attention_heads": 4}
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -334,3 +338,43 @@ def test_weights_are_given_as_they_are_before_dropout(complete):
     layer = complete.attention.MultiHeadSelfAttention(config).train()
     _, weights = layer(torch.randn(1, 6, 48), return_weights=True)
     torch.testing.assert_close(weights.sum(dim=-1), torch.ones(1, 4, 6))
+
+
+# --- what the checks let through ---
+
+
+def _judged_mask(number):
+    def mask(attention_mask, dtype):
+        if attention_mask.dim() != 2:
+            raise ValueError("attention_mask must be [batch, seq]")
+        padding = attention_mask[:, None, None, :] == 0
+        return torch.zeros(padding.shape, dtype=dtype).masked_fill(padding, number(dtype))
+
+    return judging.judge(exercises.load("3.3"), SimpleNamespace(additive_mask=mask)).status
+
+
+@pytest.mark.parametrize("number", [-50, -100, -1000])
+def test_a_mask_that_a_score_can_outweigh_fails(number):
+    assert _judged_mask(lambda dtype: number) == "failed"
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda dtype: -10000.0,  # Google's
+        lambda dtype: torch.finfo(dtype).min / 2,
+        lambda dtype: torch.finfo(dtype).min / 4,
+        lambda dtype: -3e4 if dtype is torch.float16 else torch.finfo(dtype).min,
+    ],
+)
+def test_a_low_number_passes_whichever_it_is(number):
+    assert _judged_mask(number) == "passed"
+
+
+def test_an_argument_of_attention_must_not_be_changed(complete):
+    def attend(query, key, value, mask=None):
+        query.mul_(query.shape[-1] ** -0.5)
+        return complete.attention.scaled_dot_product_attention(query, key, value, mask)
+
+    parts = SimpleNamespace(scaled_dot_product_attention=attend)
+    assert "changed an argument" in judging.judge(exercises.load("3.1"), parts).diagnosis

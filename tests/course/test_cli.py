@@ -41,6 +41,45 @@ def test_json_has_one_record_for_each_exercise_asked_for(student_copy, root):
     assert bertlab(student_copy, "check", "0").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("import sys; sys.exit(0)", "called sys.exit"),
+        ("import os; os._exit(0)", "without a verdict (exit status 0)"),
+        ("import os; os.kill(os.getpid(), 9)", "without a verdict (exit status -9)"),
+    ],
+)
+def test_a_part_that_exits_fails_and_the_rest_is_judged(student_copy, line, says):
+    Workspace(student_copy).fill("0.1", f"def count_parameters(config):\n    {line}\n")
+    done = bertlab(student_copy, "check", "0.1", "1.2", "--json")
+    assert done.returncode == 1
+    records = json.loads(done.stdout)
+    assert says in records[0]["diagnosis"] and records[0]["points"] == 0
+    assert records[1]["status"] == "todo"
+    assert says in bertlab(student_copy, "check", "0.1").stdout
+
+
+@pytest.mark.parametrize("line", ["import sys; sys.exit(0)", "import os; os._exit(0)"])
+def test_a_module_that_exits_is_an_error(student_copy, line):
+    path = student_copy / "bertlab" / "config.py"
+    text = path.read_text().replace(
+        'raise NotImplementedError("exercise 0.1")', "return 1\n\n\n" + line
+    )
+    path.write_text(text)
+    done = bertlab(student_copy, "check", "0.1")
+    assert done.returncode == 1
+    assert ("sys.exit" if "sys.exit" in line else "os._exit") in done.stdout
+
+
+def test_output_of_other_programs_stays_out_of_the_json(student_copy, root):
+    source = (root / "solutions" / "bertlab" / "config.py").read_text(encoding="utf-8")
+    text = find_regions(source)["0.1"].text + "import os; os.system('echo [')\n"
+    Workspace(student_copy).fill("0.1", text)
+    done = bertlab(student_copy, "check", "0.1", "--json")
+    assert [record["status"] for record in json.loads(done.stdout)] == ["passed"]
+    assert "[" in done.stderr
+
+
 def test_another_folder_is_judged_with_this_installations_course(student_copy, root, tmp_path):
     """--workspace: the modules are the folder's, the judge is ours, whatever else lies there."""
     folder = tmp_path / "handed in"

@@ -75,7 +75,8 @@ def test_an_unknown_exercise_is_said(session):
 
 
 def test_an_empty_cell_is_said(session):
-    refused(session, "%%fill 0.1\n\n", "empty")
+    for cell in ("%%fill 0.1\n\n", "%%fill 0.1\n", "%%fill 0.1"):
+        refused(session, cell, "The cell is empty. Nothing was written.")
 
 
 def test_a_magic_inside_the_cell_is_explained(session):
@@ -86,12 +87,17 @@ def test_an_exercise_comment_in_the_cell_is_refused(session):
     cell = (
         "%%fill 0.1\ndef count_parameters(config):\n    return 1\n# --- end of exercise 0.1 ---\n"
     )
-    refused(session, cell, "leave it out of the cell")
+    refused(session, cell, "leave it out of the cell. Nothing was written.")
 
 
 def test_a_cell_that_cannot_be_imported_is_not_written(session):
     cell = "%%fill 0.1\ndef count_parameters(config):\n    return 1\nprint(config)\n"
-    refused(session, cell, "NameError", "Nothing was written")
+    refused(session, cell, "NameError", "Nothing was written", "runs inside bertlab/config.py")
+
+
+def test_a_cell_that_exits_is_not_written(session):
+    cell = "%%fill 0.1\ndef count_parameters(config):\n    return 1\nimport sys; sys.exit(0)\n"
+    refused(session, cell, "it called sys.exit. Nothing was written")
 
 
 def test_a_loop_that_never_ends_at_import_can_be_interrupted(session):
@@ -111,10 +117,30 @@ def test_an_exception_inside_shows_the_students_line(session):
     assert "def count_parameters(config):\n    return config.width" in module(copy).read_text()
 
 
+def test_an_exit_inside_is_a_failure_and_the_kernel_lives(session):
+    running, _ = session
+    result = running.run("%%fill 0.1\ndef count_parameters(config):\n    raise SystemExit(0)\n")
+    assert (
+        not result.error
+        and result.text.startswith("✗ not yet")
+        and "called sys.exit" in result.text
+    )
+    assert running.run("print(6 * 7)").printed == "42\n"
+
+
+def test_a_name_that_the_module_lacks_is_explained(session):
+    running, _ = session
+    result = running.run("%%fill 0.1\ndef count_parameters(config):\n    return np.sum(config)\n")
+    assert "runs inside bertlab/config.py" in result.text and "sees only" in result.text
+
+
 def test_a_wrong_value_names_the_misconception(session):
     running, _ = session
     result = running.run(RIGHT.replace("+ h * h + h\n", "\n"))
     assert "the pooler is left out" in result.text
+    assert "This notebook uses your version from now on" in result.text
+    assert running.run("print(count_parameters(BertConfig.base()))").printed != "109482240\n"
+    assert "This notebook uses" not in running.run("%check 0.1").text
 
 
 def test_an_endless_loop_in_a_check_can_be_interrupted(session):
@@ -171,6 +197,37 @@ def test_a_stub_cell_leaves_finished_work_alone(session):
     assert module(copy).read_bytes() == before
 
 
+def test_a_cell_that_is_partly_done_is_written_and_says_what_is_left(session):
+    running, copy = session
+    path = copy / "bertlab" / "attention.py"
+    stub = find_regions(path.read_text())["3.2"].text
+    todo = '    raise NotImplementedError("exercise 3.2")\n'
+    half = stub.replace(todo, "    return x\n", 1)
+    result = running.run(f"%%fill 3.2\n{half}")
+    assert result.text.startswith("○ to do"), result.text
+    assert "Still to be written: `merge_heads`." in result.text
+    assert find_regions(path.read_text())["3.2"].text == normalize_text(half)
+    assert Workspace(copy).status("3.2") == "todo"
+    assert "Still to be written" in running.run(f"%%fill 3.2\n{stub}").text  # and not overwritten
+    assert find_regions(path.read_text())["3.2"].text == normalize_text(half)
+    more = half.replace(todo, "    kept = x\n" + todo)
+    assert "`merge_heads`" in running.run(f"%%fill 3.2\n{more}").text
+    kept = [file.read_text() for file in Workspace(copy).history("3.2")]
+    assert normalize_text(half) in kept
+
+
+def test_line_separators_in_a_text_damage_nothing(session):
+    running, copy = session
+    text = RIGHT.replace("    h, i", "    note = 'a\u2028b\x0cc\x85d'\n    h, i")
+    cell = text.replace("0.1", "0.1 --overwrite", 1)
+    assert "✓ passed" in running.run(cell).text
+    assert "✓ passed" in running.run(RIGHT).text
+    assert module(copy).read_text().count("end of exercise 0.1") == 1
+    assert "note = " not in module(copy).read_text()
+    broken = "%%fill 0.1\ndef count_parameters(config):\n    x = 'a\u2028b'\n    return (\n"
+    refused(session, broken, "Line 3 of your code", "  |     return (")
+
+
 def test_a_read_only_file_is_said_and_left(session):
     running, copy = session
     running.run(RIGHT)
@@ -205,8 +262,37 @@ def test_nan_and_a_wrong_shape_are_said_as_such(session):
 def test_a_chapter_is_judged_in_a_fresh_process(session):
     running, _ = session
     running.run(RIGHT.replace("%%fill 0.1", "%%fill 0.1 --overwrite"))
-    running.run("import bertlab.course.judging as j\nj.judge = None  # break this kernel's judge")
+    broken = "import bertlab.course.judging as j\njudge, j.judge = j.judge, None"
+    running.run(broken)
     assert "✓ passed: 0.1" in running.run("%check 0").text
+    running.run("j.judge = judge")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "import os; os._exit(0)",
+            "without a verdict (exit status 0): does your code call os._exit",
+        ),
+        ("import os; os.system('echo one; echo [')", "✓ passed"),
+    ],
+)
+def test_no_exit_and_no_output_confuses_a_chapters_check(session, line, says):
+    running, _ = session
+    cell = RIGHT.replace("0.1", "0.1 --overwrite", 1).replace("    h, i", f"    {line}\n    h, i")
+    Workspace(session[1]).fill("0.1", cell.split("\n", 1)[1], overwrite=True)
+    result = running.run("%check 0")
+    assert not result.error and says in result.text, result.text
+
+
+def test_a_chapters_check_can_be_interrupted(session):
+    running, copy = session
+    loop = "def count_parameters(config):\n    while True: pass\n"
+    Workspace(copy).fill("0.1", loop, overwrite=True)
+    result = running.run("%check 0", interrupt_after=8)
+    assert not result.error and "Interrupted" in result.text
+    assert running.run("print(6 * 7)").printed == "42\n"
 
 
 def test_a_write_killed_in_the_middle_leaves_the_old_file_or_the_new(student_copy):
@@ -233,8 +319,20 @@ def test_a_write_killed_in_the_middle_leaves_the_old_file_or_the_new(student_cop
         process.wait()
         seen.add(find_regions(module(student_copy).read_text())["0.1"].text)
     assert seen <= {normalize_text(text) for text in texts} and seen
-    leftovers = list((student_copy / "bertlab").glob(".*.new"))
-    assert len(leftovers) <= 8  # a kill may leave its own unfinished copy, never the module
+    # Whatever was killed was this notebook's own writing, and what it left is cleared away.
+    Workspace(student_copy).fill("0.1", "def count_parameters(config):\n    return 1\n")
+    for folder in ("bertlab", ".bertlab"):
+        assert not list((student_copy / folder).glob(".*.new"))
+
+
+def test_a_fill_killed_before_it_was_noted_is_no_foreign_work(student_copy, monkeypatch):
+    workspace = Workspace(student_copy)
+    monkeypatch.setattr(Workspace, "_remember_fill", lambda *arguments: None)  # killed just before
+    workspace.fill("0.1", "def count_parameters(config):\n    return 1\n")
+    monkeypatch.undo()
+    (student_copy / "bertlab" / ".config.py.abc.new").write_text("half a")
+    assert workspace.fill("0.1", "def count_parameters(config):\n    return 2\n")
+    assert not list((student_copy / "bertlab").glob(".*.new"))
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(student_copy, monkeypatch):
@@ -257,6 +355,60 @@ def test_reset_gives_the_stub_back_and_keeps_the_work(student_copy):
     assert workspace.reset("0.1")
     assert is_stub(workspace.region("0.1").text)
     assert "return 41" in workspace.history("0.1")[-1].read_text()
+
+
+BEGIN = "# --- exercise 3.2: split and merge heads ---\n"
+END = "# --- end of exercise 3.2 ---\n"
+
+
+@pytest.mark.parametrize("lost", [(BEGIN,), (END,), (BEGIN, END)])
+def test_a_lost_comment_line_is_named_and_locks_nobody_out(student_copy, lost):
+    path = student_copy / "bertlab" / "attention.py"
+    text = path.read_text().replace('NotImplementedError("exercise 3.2")', "KeyError('mine')")
+    for line in lost:
+        assert line in text
+        text = text.replace(line, "")
+    path.write_text(text)
+    workspace = Workspace(student_copy)
+    assert workspace.status("3.2") == "error"
+    assert workspace.status("3.1") == "todo"
+    done = bertlab(student_copy, "check", "3.1", "3.2")
+    assert done.returncode == 1 and "to do: 3.1" in done.stdout, done.stdout + done.stderr
+    assert lost[0].strip().replace("split and merge heads", "...") + "' is missing" in done.stdout
+    assert "bertlab reset 3.2" in done.stdout
+    assert bertlab(student_copy, "status").returncode == 0
+
+    workspace.fill("3.1", "def scaled_dot_product_attention(*inputs):\n    return 1\n")
+    text = path.read_text()
+    assert "is back to its stub" in bertlab(student_copy, "reset", "3.2").stdout
+    assert is_stub(workspace.region("3.2").text)
+    assert "return 1" in workspace.region("3.1").text
+    assert workspace.history("3.2")[-1].read_text() == text
+    assert workspace.fill("3.2", "def split_heads(x, n):\n    return x\n")
+
+
+def test_a_file_of_another_encoding_is_said(student_copy):
+    workspace, path = Workspace(student_copy), module(student_copy)
+    text = path.read_text()
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())  # Notepad's mark
+    assert workspace.source("config") == text
+    path.write_bytes(text.encode() + "# caf\u00e9\n".encode("latin-1"))
+    line = text.count("\n") + 1
+    done = bertlab(student_copy, "check", "0.1", "2.1")
+    assert f"bertlab/config.py is not in UTF-8 (line {line})" in done.stdout
+    assert "save it as UTF-8." in done.stdout
+    assert "to do: 2.1" in done.stdout
+
+
+def test_a_progress_file_edited_by_hand_harms_nothing(student_copy):
+    workspace = Workspace(student_copy)
+    workspace.fill("0.1", "def count_parameters(config):\n    return 1\n")
+    path = student_copy / ".bertlab" / "progress.json"
+    path.write_text('{"3.1": 5, "0.1": {"status": "passed"}}')
+    assert workspace.status("0.1") == "stale"
+    assert workspace.status("3.1") == "todo"
+    workspace.remember("3.1", hints=1)
+    assert workspace.progress()["3.1"] == {"hints": 1}
 
 
 def test_a_verdict_goes_stale_when_the_code_changes(student_copy):

@@ -1,6 +1,7 @@
 """The judge itself: what must never pass, and what must always be said."""
 
 import dataclasses
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from bertlab.course import exercise as exercises
 from bertlab.course import judging
 from bertlab.course.exercise import Case, Exercise, Misconception
+from bertlab.course.exercises.plain import error_of
 
 HINTS = ("Look.", "Look again.", "Look at the sign.")
 
@@ -82,6 +84,8 @@ def test_a_misconception_is_named():
         (lambda x: x.no_such_method(), "AttributeError"),
         (lambda x: softmax(x.add_(1.0)), "in place"),
         (lambda x: softmax(x).to_sparse(), ""),
+        (lambda x: sys.exit(0), "called sys.exit"),
+        (lambda x: eval("no_such_name"), "runs inside bertlab/embeddings.py"),
         (lambda x: float("inf") * torch.ones_like(x), "off by inf"),
     ],
 )
@@ -171,6 +175,39 @@ def test_judging_leaves_the_random_generators_as_they_were():
     verdict_of(lambda x: softmax(x) + torch.rand(1) * 0 + np.random.rand() * 0)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert str(np.random.get_state()) == before[1]
+
+
+def test_judging_leaves_the_default_type_as_it_was():
+    def careless(x):
+        torch.set_default_dtype(torch.float64)
+        return softmax(x)
+
+    verdict_of(careless)
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_an_argument_that_needs_its_gradient_must_not_be_changed_either():
+    verdict = verdict_of(
+        lambda x: softmax(x.mul_(2)),
+        probe=lambda part, x: part.layer_norm(x.clone().requires_grad_()),
+    )
+    assert "your part changed an argument" in verdict.diagnosis
+
+
+def test_a_message_that_lacks_a_word_is_said_plainly():
+    def refuse(x):
+        raise ValueError("x has 12 columns, but 3 are allowed")
+
+    def vague(x):
+        raise ValueError("wrong shape")
+
+    probe = lambda part, x: error_of(lambda: part.layer_norm(x), 12)  # noqa: E731
+    exercise = dataclasses.replace(
+        toy(probe=probe), reference={"layer_norm": refuse}, misconceptions=()
+    )
+    assert judging.judge(exercise, SimpleNamespace(layer_norm=refuse)).status == "passed"
+    verdict = judging.judge(exercise, SimpleNamespace(layer_norm=vague))
+    assert "its message must mention '12'" in verdict.diagnosis
 
 
 def test_the_tolerance_is_the_references_own_error_and_not_a_constant():

@@ -1079,11 +1079,8 @@ def _train_probe(
 ) -> Any:
     options = dict(options)
     if options.pop("wants", "") == "error":
-        named = [options.get("rule", vocab_size)]
         return error_of(
-            lambda: part.train_wordpiece(word_counts, vocab_size, **options),
-            *named,
-            kind=ValueError,
+            lambda: part.train_wordpiece(word_counts, vocab_size, **options), kind=ValueError
         )
     return {"the vocabulary": part.train_wordpiece(word_counts, vocab_size, **options)}
 
@@ -1320,11 +1317,12 @@ TRAIN = Exercise(
         "`min(pairs, key=lambda pair: (-score(pair), pair))` is the best pair with ties decided. "
         "The joined symbol is `first + second.removeprefix('##')`. Walk through a word's symbols "
         "and take two at once where they are the pair.",
-        "To be fast: a merge changes only the words that hold the pair. `PairCounts` (given) has "
-        "them in `words[pair]`, and keeps all counts right if you `remove` a word before and `add` "
-        "it after the change. A heap of (-score, pair) spares the search; push what changed "
-        "(`pairs_of` the three symbols), and skip an entry whose score is out of date when it "
-        "comes up.",
+        "`counts = PairCounts(word_counts)` (given in bertlab/tokenizer.py) has `counts.symbols` "
+        "and `counts.pairs`, and `counts.join(pair, merged)` joins a pair in all words and keeps "
+        "both right. So the loop is: choose the best of `counts.pairs`, join it, put `merged` into "
+        "the vocabulary. To be fast, use what `join` returns: the only pairs whose score may have "
+        "changed. A heap of (-score, pair) spares the search; push those pairs anew, and skip an "
+        "entry whose score is out of date, or whose pair is gone, when it comes up.",
     ),
 )
 

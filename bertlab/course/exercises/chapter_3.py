@@ -96,6 +96,13 @@ def _masked_afterwards(
     return weights @ value, weights
 
 
+def _weights_detached(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Attention:
+    context, weights = torch_attention(query, key, value, mask)
+    return context, weights.detach()
+
+
 def _weights_divided(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 ) -> Attention:
@@ -158,7 +165,10 @@ def _attention_probe(
     attend = part.scaled_dot_product_attention
     arguments = wanted.values() if mask is None else [*wanted.values(), mask]
     context, weights = pair(attend(*arguments), "(context, weights)")
-    found = gradients(context, cotangent, wanted)
+    loss = (context * cotangent).sum()
+    if isinstance(weights, Tensor):  # who looks at the weights may train through them
+        loss = loss + (weights * weights).sum()
+    found = gradients(loss, torch.ones_like(loss), wanted)
     return {"context": context, "weights": weights, **found}
 
 
@@ -292,6 +302,8 @@ def _additive_mask_cases(rng: np.random.Generator) -> Iterator[Case]:
     yield Case("a mask of True and False, padding on the left", left)
     yield Case("a text that is nothing but padding", inputs([5, 0], 5, 2.0))
     yield Case("padding whose scores are higher by 30", _tempting(inputs([6, 3], 6, 1.0), 30.0))
+    far = _tempting(inputs([5, 3], 5, 1.0), 2000.0)
+    yield Case("padding whose scores are higher by 2000", far)
     yield Case("bfloat16, one text nothing but padding", inputs([4, 0], 4, 3.0), dtype="bfloat16")
     yield Case("float16, one text nothing but padding", inputs([4, 0], 4, 3.0), dtype="float16")
     yield Case(
@@ -777,6 +789,14 @@ EXERCISES = [
                 "The mask holds 0 where a key may be seen and a large negative number where not, "
                 "so it is added. Subtracted, it gives all the attention to what should be hidden.",
                 {"scaled_dot_product_attention": _with_mask(lambda mask, query: -mask)},
+            ),
+            Misconception(
+                "the weights are returned without their gradient",
+                "Numbers for a picture need no gradient, but these weights are a result like the "
+                "context. Whoever trains on them (a penalty for scattered attention, a student "
+                "model that imitates its teacher's attention) would train nothing, and get no "
+                "error. Return them without `detach()`.",
+                {"scaled_dot_product_attention": _weights_detached},
             ),
         ),
         hints=(

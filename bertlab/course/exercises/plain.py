@@ -30,7 +30,7 @@ def pair(value: Any, names: str) -> tuple[Any, Any]:
 def error_of(
     call: Callable[[], Any], *mentions: Any, kind: type[Exception] | None = None
 ) -> dict[str, Any]:
-    """Call, and return which error came and which of `mentions` its message names.
+    """Call, and return which error came, and of each of `mentions` whether its message has it.
 
     Args:
         kind: an error whose subclasses count as it; without it the type must be the very one.
@@ -40,10 +40,13 @@ def error_of(
     except NotImplementedError:
         raise
     except Exception as error:
-        found = [str(word) for word in mentions if str(word) in str(error)]
         name = kind if kind is not None and isinstance(error, kind) else type(error)
-        return {"error": name.__name__, "its message names": found}
-    return {"error": "none", "its message names": []}
+        return {"error": name.__name__, **_mentioned(mentions, str(error))}
+    return {"error": "none", **_mentioned(mentions, "")}
+
+
+def _mentioned(words: Iterable[Any], message: str) -> dict[str, bool]:
+    return {f"its message must mention '{word}'": str(word) in message for word in words}
 
 
 def written(name: str, *args: Any, **options: Any) -> str:

@@ -79,9 +79,10 @@ def with_parameters(module: nn.Module, state: Mapping[str, Tensor], train: bool 
             )
     first = next(iter(state.values()))
     module.to(device=first.device, dtype=first.dtype)
+    own = dict(module.named_parameters())
     with torch.no_grad():
         for name, value in state.items():
-            dict(module.named_parameters())[name].copy_(value)
+            own[name].copy_(value)
     return module.train(train)
 
 
