@@ -7,7 +7,7 @@ that takes what is broken and returns it mended.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # chapter 1 does not need PyTorch
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 # --- exercise 1.6: clinic: a model that has forgotten names ---
@@ -82,7 +82,7 @@ def mend_mask(padding: "Tensor") -> "Tensor":
 
 # --- exercise 4.6: clinic: an encoder whose vectors never stop growing ---
 def mend_residual(
-    layer: "nn.Module", hidden_states: "Tensor", attention_mask: "Tensor | None" = None
+    layer: Any, hidden_states: "Tensor", attention_mask: "Tensor | None" = None
 ) -> "Tensor":
     """Return what a BERT layer should have returned, computed with the parts of a broken one.
 
@@ -109,7 +109,7 @@ def mend_residual(
 
 
 # --- exercise 5.7: clinic: a head that does not follow its embeddings ---
-def mend_tie(model: "nn.Module") -> None:
+def mend_tie(model: Any) -> None:
     """Mend, in place, a model whose MLM head lost its tie to the word embeddings.
 
     The patient: somebody added words to the vocabulary by giving `bert.embeddings` a new, larger

@@ -22,14 +22,14 @@ from torch import Tensor
 
 from tests.measure import ROOT, Row, complete, paired, seconds, spread
 
-BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
-MINILM = {
+BASE: dict[str, Any] = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+MINILM: dict[str, Any] = {
     "hidden_size": 384,
     "num_hidden_layers": 6,
     "num_attention_heads": 12,
     "intermediate_size": 1536,
 }
-TINY = {
+TINY: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
@@ -46,7 +46,7 @@ class Setting:
     small: bool = False
     rounds: int = 7
 
-    def shape(self, sizes: dict[str, int]) -> dict[str, int]:
+    def shape(self, sizes: dict[str, Any]) -> dict[str, Any]:
         return TINY if self.small else sizes
 
     def wait(self) -> None:
@@ -62,7 +62,7 @@ def package() -> SimpleNamespace:
     return complete()
 
 
-def models(name: str, sizes: dict[str, int], setting: Setting) -> tuple[Any, Any]:
+def models(name: str, sizes: dict[str, Any], setting: Setting) -> tuple[Any, Any]:
     """Return our model of this name and Hugging Face's: same weights, on the device, eval mode."""
     import transformers
 
@@ -281,7 +281,7 @@ def _same_loss_and_gradients(ours: Any, theirs: Any, batch: dict[str, Tensor]) -
     from bertlab.course.agreement import compare_gradients
 
     names = package().weights.hf_name_map(ours.config)
-    short = {name: x[:2, :32] for name, x in batch.items()}
+    short = {name: x[:2, :32].contiguous() for name, x in batch.items()}
     return compare_gradients(ours, theirs, short, names).first_departure is None
 
 

@@ -7,6 +7,7 @@ nothing for padding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,7 @@ class EncoderLayer(nn.Module):
         else:
             hidden_states = self.attention_norm(hidden_states)
             output = self.feed_forward_norm(hidden_states + self.feed_forward(hidden_states))
-        return (output, weights) if return_weights else output
+        return output if weights is None else (output, weights)
         ### END SOLUTION
 
 
@@ -345,16 +346,14 @@ def packed_forward(
     return BertModelOutput(output, model.pooler(output))
 
 
-def packed_layer(layer: EncoderLayer, hidden_states: Tensor, groups: Groups) -> Tensor:
+def packed_layer(layer: Any, hidden_states: Tensor, groups: Groups) -> Tensor:
     """A Post-LN `EncoderLayer` on packed texts, `[1, tokens, hidden]` to the same."""
     attended = packed_attention(layer.attention, hidden_states, groups)
     hidden_states = layer.attention_norm(hidden_states + layer.dropout(attended))
     return layer.feed_forward_norm(hidden_states + layer.feed_forward(hidden_states))
 
 
-def packed_attention(
-    attention: MultiHeadSelfAttention, hidden_states: Tensor, groups: Groups
-) -> Tensor:
+def packed_attention(attention: Any, hidden_states: Tensor, groups: Groups) -> Tensor:
     """`MultiHeadSelfAttention` on packed texts, `[1, tokens, hidden]` to the same."""
     heads = attention.num_heads
     dropout_p = attention.dropout.p if attention.training else 0.0

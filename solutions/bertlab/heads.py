@@ -169,7 +169,8 @@ class BertForPreTraining(nn.Module):
         ### BEGIN SOLUTION
         self.config = config
         self.bert = BertModel(config)
-        self.mlm_head = MLMHead(config, self.bert.embeddings.word)
+        words: Any = self.bert.embeddings
+        self.mlm_head = MLMHead(config, words.word)
         self.nsp_head = NSPHead(config)
         for head in (self.mlm_head, self.nsp_head):
             initialize_weights(head, config.initializer_range)
@@ -233,7 +234,8 @@ class BertForMaskedLM(nn.Module):
         self.config = config
         self.bert = BertModel(config)
         self.bert.pooler = nn.Identity()
-        self.mlm_head = MLMHead(config, self.bert.embeddings.word)
+        words: Any = self.bert.embeddings
+        self.mlm_head = MLMHead(config, words.word)
         initialize_weights(self.mlm_head, config.initializer_range)
 
     def forward(

@@ -117,7 +117,7 @@ def our_name(theirs: str, names: Mapping[str, str], parameters: Mapping[str, Ten
 
 ### END SOLUTION
 def load_hf_state_dict(
-    model: nn.Module,
+    model: Any,
     state_dict: Mapping[str, Tensor],
     strict: bool = True,
     assign: bool = False,
@@ -221,7 +221,7 @@ def from_pretrained(model_class: type[Model], name_or_path: str | Path) -> Model
     ### END SOLUTION
 
 
-def save_pretrained(model: nn.Module, path: str | Path) -> None:
+def save_pretrained(model: Any, path: str | Path) -> None:
     """Write a checkpoint that Transformers loads with equal outputs.
 
     Args:
@@ -236,7 +236,7 @@ def save_pretrained(model: nn.Module, path: str | Path) -> None:
     theirs = {ours: name for name, ours in hf_name_map(model.config).items()}
     tensors = {}
     for ours, parameter in model.named_parameters():  # each once, a tied one too
-        name = theirs.get(ours) or theirs.get(f"bert.{ours}", ours).removeprefix("bert.")
+        name = theirs.get(ours, theirs.get(f"bert.{ours}", ours).removeprefix("bert."))
         tensors[name] = parameter.detach().cpu().contiguous()
     config = model.config.to_hf() | {"architectures": [type(model).__name__]}
     folder = Path(path)
@@ -252,7 +252,7 @@ def save_pretrained(model: nn.Module, path: str | Path) -> None:
 
 
 # --- exercise 5.5: resize the vocabulary ---
-def resize_word_embeddings(model: nn.Module, vocab_size: int) -> None:
+def resize_word_embeddings(model: Any, vocab_size: int) -> None:
     """Give a model room for more (or fewer) pieces, in place.
 
     Rows that stay keep their values; new rows are drawn from a normal distribution with the
@@ -461,7 +461,7 @@ def require_whole_parts(report: LoadReport, model: nn.Module, folder: Path) -> N
         )
 
 
-def draw_missing(model: nn.Module, report: LoadReport) -> None:
+def draw_missing(model: Any, report: LoadReport) -> None:
     """Give every parameter that the checkpoint did not have its initial value."""
     for prefix, part in model.named_modules():
         for name, parameter in part.named_parameters(prefix=prefix, recurse=False):

@@ -80,14 +80,14 @@ def outputs_agree(ours, theirs, batch: dict[str, Tensor]) -> Agreement:
     parts = []
     for name in ("prediction_logits", "seq_relationship_logits"):
         tensors = [getattr(output, name) for output in (mine, yardstick, truth)]
-        parts.append(compared(name, *tensors, real))
+        parts.append(compared(name, *tensors, real=real))
     for name in ("hidden_states", "attentions"):
         lists = [getattr(output, name) for output in (mine, yardstick, truth)]
         assert len({len(tensors) for tensors in lists}) == 1, name
         for number, tensors in enumerate(zip(*lists, strict=True)):
             # [batch, heads, query, key]: the weights of real queries, with padded keys among them
             tensors = [x.movedim(1, 2) if x.ndim == 4 else x for x in tensors]
-            parts.append(compared(f"{name}[{number}]", *tensors, real))
+            parts.append(compared(f"{name}[{number}]", *tensors, real=real))
     return Agreement(tuple(parts))
 
 
@@ -179,7 +179,7 @@ def test_packed_texts_give_the_same_numbers(complete, seed):
         yardstick, truth = (model.bert(**batch) for model in (theirs, exact))
     for name in ("last_hidden_state", "pooler_output"):
         tensors = [getattr(output, name) for output in (packed, yardstick, truth)]
-        part = compared(name, *tensors, real if name == "last_hidden_state" else None)
+        part = compared(name, *tensors, real=real if name == "last_hidden_state" else None)
         assert part.agrees, part
     assert not packed.last_hidden_state[~real].any()
 

@@ -84,7 +84,7 @@ def agrees(setting: Setting) -> Iterator[Row]:
     folder = reference.minilm_folder()
     ours = package.weights.from_pretrained(package.encoder.BertModel, folder).to(setting.device)
     batch = bench_model.padded([31, 12, 5], ours.config.vocab_size, setting.device)
-    agreement = compare(ours, reference.minilm().to(setting.device), batch)
+    agreement = compare(ours, torch.nn.Module.to(reference.minilm(), setting.device), batch)
     yield Row("MiniLM's weights", agreement.verdict, "agree", agreement.first_departure is None)
 
 
@@ -114,7 +114,7 @@ def run(checks: tuple[Callable[[Setting], Iterator[Row]], ...], setting: Setting
 
 def main() -> None:
     """Print the table; exit 1 when a check does not hold. A benchmark that misses is shown only."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu", "mps"])
     parser.add_argument("--small", action="store_true", help="tiny models, to test this script")
     chosen = parser.parse_args()
@@ -130,8 +130,8 @@ def main() -> None:
         table(
             ["what", "measured", "asked", ""],
             [(row.what, row.result, row.asked, "✓" if row.holds else "✗") for row in rows],
-            f"{name}, PyTorch {torch.__version__}, Transformers {transformers.__version__}; "
-            f"{time.perf_counter() - start:.0f} s",
+            f"{name}{', tiny models' if chosen.small else ''}; PyTorch {torch.__version__}, "
+            f"Transformers {transformers.__version__}; {time.perf_counter() - start:.0f} s",
         ).text
     )
     checked = len(ON_DEVICE) + 5

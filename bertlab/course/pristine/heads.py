@@ -195,7 +195,8 @@ class BertForMaskedLM(nn.Module):
         self.config = config
         self.bert = BertModel(config)
         self.bert.pooler = nn.Identity()
-        self.mlm_head = MLMHead(config, self.bert.embeddings.word)
+        words: Any = self.bert.embeddings
+        self.mlm_head = MLMHead(config, words.word)
         initialize_weights(self.mlm_head, config.initializer_range)
 
     def forward(
