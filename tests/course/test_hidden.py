@@ -1,0 +1,273 @@
+"""The hidden tests themselves: who is right passes them all, and each catches somebody."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bertlab.course import exercise as exercises
+from bertlab.course import outline
+from bertlab.course.grading.grader import (
+    BrokenTests,
+    ExerciseResult,
+    Grader,
+    HiddenTests,
+    run_pytest,
+)
+from bertlab.course.grading.hidden import Submission, Truths
+from bertlab.course.grading.sandbox import best_level
+from bertlab.course.regions import replace_region, stub_module
+
+from .hidden_double import HIDDEN, LocalSession, judged, parts_of
+
+IDS = list(outline.entries())
+SEED = 20_270_301
+
+
+@pytest.fixture(scope="module")
+def solutions(root) -> dict[str, str]:
+    """The complete modules, name to text."""
+    return {path.stem: path.read_text() for path in (root / "solutions/bertlab").glob("*.py")}
+
+
+@pytest.fixture(scope="module")
+def stubs(solutions) -> dict[str, str]:
+    """The modules as a student gets them."""
+    return {name: stub_module(text) for name, text in solutions.items()}
+
+
+@pytest.fixture(scope="module")
+def grader(complete, solutions, stubs) -> Iterator[Grader]:
+    """A grader with a real sandbox, if there is one here."""
+    made = Grader(HIDDEN, stubs, solutions, SEED, best_level())
+    yield made
+    made.close()
+
+
+def reasons(result: ExerciseResult) -> dict[str, str]:
+    """Why tests did not pass."""
+    return {test.name: f"{test.reason}: {test.detail}" for test in result.tests if test.reason}
+
+
+# --- who is right passes ---
+
+
+@pytest.mark.parametrize("exercise_id", IDS)
+def test_the_complete_package_gets_full_points(exercise_id, grader, solutions):
+    (result,) = grader.grade(solutions, [exercise_id])
+    assert result.status == "passed", reasons(result)
+    assert result.points == result.max_points == outline.entries()[exercise_id].points
+
+
+@pytest.mark.parametrize("exercise_id", IDS)
+def test_on_another_seed_the_complete_package_and_the_reference_pass(exercise_id, complete):
+    exercise = exercises.load(exercise_id)
+    packages = {"the complete package": {}, "the reference": parts_of(exercise, {})}
+    if exercise_id == "4.6":  # its reference needs more of the patient than its parts
+        del packages["the reference"]
+    for name, result in judged(exercise_id, packages, SEED + 1).items():
+        assert result.status == "passed", (name, reasons(result))
+
+
+# --- who is wrong does not, and each test catches somebody ---
+
+
+def kept_alone(layer: Any, x: Any, mask: Any = None) -> Any:
+    """Return the layer's output as the patient of exercise 4.6 computes it."""
+    x = x + layer.attention_norm(layer.dropout(layer.attention(x, mask)))
+    return x + layer.feed_forward_norm(layer.feed_forward(x))
+
+
+def undropped(layer: Any, x: Any, mask: Any = None) -> Any:
+    """Return a healthy layer's output without the dropout of the attention's half."""
+    x = layer.attention_norm(x + layer.attention(x, mask))
+    return layer.feed_forward_norm(x + layer.feed_forward(x))
+
+
+#: Wrong parts beside the misconceptions, for tests that those do not reach.
+MUTANTS: dict[str, dict[str, Any]] = {
+    "4.6": {
+        "the patient is left as it is": {"mend_residual": kept_alone},
+        "a dropout got lost": {"mend_residual": undropped},
+    },
+}
+
+
+@pytest.mark.parametrize("exercise_id", IDS)
+def test_every_misconception_loses_points_and_every_test_catches_one(exercise_id, complete):
+    exercise = exercises.load(exercise_id)
+    wrong = {m.name: m.parts for m in exercise.misconceptions} | MUTANTS.get(exercise_id, {})
+    packages = {name: parts_of(exercise, parts) for name, parts in wrong.items()}
+    results = judged(exercise_id, packages, SEED)
+    caught: set[str] = set()
+    for name, result in results.items():
+        assert result.points < result.max_points, f"{name} loses nothing"
+        assert "grader" not in {test.reason for test in result.tests}, (name, reasons(result))
+        caught |= set(reasons(result))
+    names = {test.name for result in results.values() for test in result.tests}
+    assert names == caught, "these tests catch nobody"
+
+
+@pytest.mark.parametrize("exercise_id", IDS)
+def test_an_empty_stub_gets_nothing_and_is_to_do(exercise_id, grader, stubs):
+    (result,) = grader.grade(
+        stubs, [exercise_id], dict.fromkeys(IDS[: IDS.index(exercise_id)], False)
+    )
+    assert (result.points, result.status, result.reason) == (0, "error", "todo"), reasons(result)
+    assert {test.reason for test in result.tests} == {"todo"}, reasons(result)
+
+
+@pytest.mark.parametrize("exercise_id", IDS)
+def test_parts_that_return_nothing_are_wrong_and_no_fault_of_a_test(exercise_id, complete):
+    class Nothing(torch.nn.Module):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__()
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args, **options: None
+
+        def forward(self, *args: Any, **options: Any) -> None:
+            return None
+
+    parts = {
+        target: Nothing if target.split(".")[1][0].isupper() else lambda *args, **options: None
+        for target in outline.entries()[exercise_id].targets
+    }
+    (result,) = judged(exercise_id, {"nothing": parts}, SEED).values()
+    assert result.points == 0, reasons(result)
+    assert {test.reason for test in result.tests} <= {"wrong", "raised"}, reasons(result)
+
+
+def test_an_exercise_whose_dependency_is_wrong_is_judged_on_a_stand_in(grader, solutions):
+    wrong = "def split_heads(x, num_heads):\n    return x\n\n\ndef merge_heads(x):\n    return x\n"
+    handed_in = {"attention": replace_region(solutions["attention"], "3.2", wrong)}
+    first, second = grader.grade(handed_in, ["3.2", "3.5"])
+    assert first.status == "failed" and first.points == 0
+    assert second.status == "passed" and second.points == second.max_points
+    assert second.stand_ins == ["3.2"]
+
+
+# --- what a test must say ---
+
+
+def functions() -> list[tuple[Path, ast.FunctionDef]]:
+    """Every hidden test."""
+    return [
+        (path, node)
+        for path in sorted(HIDDEN.glob("test_*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+
+
+def marks(test: ast.FunctionDef) -> dict[str, Any]:
+    """The marks of a test and their arguments."""
+    calls = [node for node in test.decorator_list if isinstance(node, ast.Call)]
+    return {ast.unparse(call.func).split(".")[-1]: ast.literal_eval(call.args[0]) for call in calls}
+
+
+def test_every_exercise_has_two_tests_of_its_own():
+    named = [marks(test).get("exercise") for _, test in functions()]
+    assert all(named.count(exercise_id) >= 2 for exercise_id in IDS), named
+    assert set(named) == {*IDS, None}
+
+
+def test_every_test_has_a_sentence_and_a_hint_for_the_student():
+    said = [(ast.get_docstring(test) or "", marks(test).get("hint", "")) for _, test in functions()]
+    assert all(name and "\n" not in name and len(hint.split()) >= 6 for name, hint in said)
+    assert len(set(said)) == len(said)
+
+
+# --- how a test judges ---
+
+
+def agrees(parts: dict[str, Any], experiment: Any, *inputs: Any, **options: Any) -> None:
+    """Let a package with these parts agree with the reference."""
+    Submission(LocalSession(parts), "2.1", SEED, Truths()).agrees(experiment, *inputs, **options)
+
+
+def normalized(of: Any, x: Any) -> Any:
+    return of.call("embeddings.layer_norm", x, torch.ones(8).to(x), torch.zeros(8).to(x))
+
+
+@pytest.mark.parametrize("factor", [1 + 1e-5, float("nan"), float("inf")])
+def test_what_departs_does_not_agree(factor, complete):
+    x = torch.arange(24.0).view(3, 8) ** 2
+    norm = complete.embeddings.layer_norm
+    agrees({}, normalized, x)
+    with pytest.raises(AssertionError):
+        agrees({"embeddings.layer_norm": lambda *a: norm(*a) * factor}, normalized, x)
+
+
+@pytest.mark.parametrize("value", [None, "text", 3, [1.0], {"0": 1}, torch.ones(3, 8).double()])
+def test_what_is_of_another_kind_does_not_agree(value, complete):
+    with pytest.raises(AssertionError):
+        agrees({"embeddings.layer_norm": lambda *a: value}, normalized, torch.randn(3, 8))
+
+
+def test_an_argument_changed_in_place_does_not_agree(complete):
+    norm = complete.embeddings.layer_norm
+    changing = {"embeddings.layer_norm": lambda x, *more: norm(x, *more) + 0 * x.add_(1)}
+    with pytest.raises(AssertionError, match="in place"):
+        agrees(changing, normalized, torch.randn(3, 8))
+
+
+def test_an_error_counts_only_if_it_is_the_right_one_and_says_enough(complete):
+    def refusing(error: Exception) -> Any:
+        def sliding_windows(*args: Any) -> None:
+            raise error
+
+        parts = {"embeddings.sliding_windows": sliding_windows}
+        return Submission(LocalSession(parts), "2.4", SEED)
+
+    class Own(ValueError):
+        pass
+
+    for error, passes in (
+        (ValueError("stride is 9"), True),
+        (Own("stride is 9"), True),
+        (ValueError("no"), False),
+        (TypeError("stride is 9"), False),
+        (AssertionError("stride is 9"), False),
+    ):
+        submission, outcome = refusing(error), "passes"
+        try:
+            with submission.raises(ValueError, 9):
+                submission.call("embeddings.sliding_windows", [1], 9, 9)
+        except AssertionError:
+            outcome = "fails"
+        assert (outcome == "passes") is passes, error
+
+
+def test_a_value_that_cannot_travel_is_said_to_the_author(complete):
+    with pytest.raises(TypeError, match="cannot send a set"):
+        Submission(LocalSession({}), "3.2", SEED).call("attention.merge_heads", {1, 2})
+
+
+def test_a_broken_file_is_said_before_anything_is_graded(tmp_path, solutions):
+    (tmp_path / "test_broken.py").write_text("import torch\ndef test_it(:\n")
+    with pytest.raises(BrokenTests, match="test_broken"):
+        Grader(tmp_path, {}, solutions, SEED, "none")
+
+
+# --- the handbook's example ---
+
+
+def test_the_example_of_the_handbook_is_short_and_works(root, tmp_path, complete):
+    handbook = (root / "solutions" / "README.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(import pytest\n.*?)```", handbook, re.DOTALL)
+    assert example is not None
+    test = re.search(r"@pytest.*", example[1], re.DOTALL)
+    assert test is not None and len(test[0].strip().splitlines()) < 10
+    (tmp_path / "test_of_the_handbook.py").write_text(example[1])
+    flipped = {"attention.merge_heads": lambda x: x.transpose(1, 2).flatten(2).flip(-1)}
+    for parts, status in (({}, "passed"), (flipped, "failed")):
+        plugin = HiddenTests(Submission(LocalSession(parts), "3.2", SEED))
+        run_pytest(tmp_path, plugin)
+        (result,) = plugin.results
+        assert result.status == status, result
+        assert result.name and result.hint
