@@ -234,8 +234,8 @@ class BertForMaskedLM(nn.Module):
         self.config = config
         self.bert = BertModel(config)
         self.bert.pooler = nn.Identity()
-        words: Any = self.bert.embeddings
-        self.mlm_head = MLMHead(config, words.word)
+        tables: Any = self.bert.embeddings
+        self.mlm_head = MLMHead(config, tables.word)
         initialize_weights(self.mlm_head, config.initializer_range)
 
     def forward(
@@ -249,10 +249,14 @@ class BertForMaskedLM(nn.Module):
     ) -> MaskedLMOutput:
         """Score words; the arguments are those of `BertForPreTraining`."""
         output = self.bert(
-            input_ids, attention_mask, token_type_ids, output_hidden_states, output_attentions
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
         )
-        loss, logits = masked_lm_loss(self.mlm_head, output.last_hidden_state, labels)
-        return MaskedLMOutput(loss, logits, output.hidden_states, output.attentions)
+        found = masked_lm_loss(self.mlm_head, output.last_hidden_state, labels)
+        return MaskedLMOutput(*found, output.hidden_states, output.attentions)
 
 
 def masked_lm_loss(

@@ -240,7 +240,7 @@ def save_pretrained(model: Any, path: str | Path) -> None:
         tensors[name] = parameter.detach().cpu().contiguous()
     config = model.config.to_hf() | {"architectures": [type(model).__name__]}
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
+    os.makedirs(folder, exist_ok=True)
     with replacing(folder / "model.safetensors") as file:
         save_file(tensors, file, metadata={"format": "pt"})  # the format Transformers asks for
     with replacing(folder / "config.json") as file:

@@ -268,9 +268,8 @@ def packed_forward(
     """
     if attention_mask is None or attention_mask.all():
         return model(input_ids, attention_mask, token_type_ids)
-    check_batch(input_ids, attention_mask, token_type_ids)
-    if token_type_ids is None:
-        token_type_ids = torch.zeros_like(input_ids)
+    check_batch(input_ids, attention_mask, token_type_ids=token_type_ids)
+    types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
     lengths, order = (attention_mask != 0).sum(dim=1).sort(stable=True)
     place, position = (attention_mask[order] != 0).nonzero(as_tuple=True)  # [tokens] each
     text = order[place]
@@ -278,7 +277,7 @@ def packed_forward(
     groups = list(zip(counts.tolist(), sizes.tolist(), strict=True))
 
     hidden_states = model.embeddings(
-        input_ids[text, position][None], token_type_ids[text, position][None], position[None]
+        input_ids[text, position][None], types[text, position][None], position[None]
     )  # [1, tokens, hidden]
     for layer in model.encoder.layers:
         hidden_states = packed_layer(layer, hidden_states, groups)
@@ -289,9 +288,16 @@ def packed_forward(
 
 def packed_layer(layer: Any, hidden_states: Tensor, groups: Groups) -> Tensor:
     """A Post-LN `EncoderLayer` on packed texts, `[1, tokens, hidden]` to the same."""
-    attended = packed_attention(layer.attention, hidden_states, groups)
-    hidden_states = layer.attention_norm(hidden_states + layer.dropout(attended))
-    return layer.feed_forward_norm(hidden_states + layer.feed_forward(hidden_states))
+    halves = (
+        (
+            layer.attention_norm,
+            lambda x: layer.dropout(packed_attention(layer.attention, x, groups)),
+        ),
+        (layer.feed_forward_norm, layer.feed_forward),
+    )
+    for norm, half in halves:
+        hidden_states = norm(hidden_states + half(hidden_states))
+    return hidden_states
 
 
 def packed_attention(attention: Any, hidden_states: Tensor, groups: Groups) -> Tensor:
