@@ -132,7 +132,8 @@ def forward(setting: Setting = CPU) -> Iterator[Row]:
     for texts, seq in ((8, 128), (1, 32)):
         batch = unlabelled(batch_of(texts, seq, ours.config.vocab_size, setting.device))
         mine, yours = (forward_of(model, batch, setting) for model in (ours, theirs))
-        mine(), yours()
+        mine()
+        yours()
         rounds = setting.rounds * (1 if texts > 1 else 5)
         ratios = paired(yours, mine, rounds)
         yield Row(
@@ -181,7 +182,8 @@ def training(setting: Setting = CPU) -> Iterator[Row]:
         ours, theirs = models("BertModel", BASE, setting)
         batch = unlabelled(batch_of(texts, seq, ours.config.vocab_size, setting.device))
         mine, yours = (step_of(model, batch, setting) for model in (ours, theirs))
-        mine(), yours()
+        mine()
+        yours()
         ratios = paired(yours, mine, setting.rounds)
         yield Row(
             f"BERT-Base training step, {texts} x {seq}, float32, dropout on, AdamW: time of "
@@ -266,7 +268,8 @@ def mlm(setting: Setting = CPU) -> Iterator[Row]:
         batch = batch_of(texts, seq, ours.config.vocab_size, setting.device)
         same = _same_loss_and_gradients(ours, theirs, batch)
         mine, yours = (step_of(model, batch, setting) for model in (ours, theirs))
-        mine(), yours()
+        mine()
+        yours()
         ratios = paired(mine, yours, setting.rounds)
         yield Row(
             f"MLM training step, {label}, {texts} x {seq}, float32; loss and gradients "

@@ -186,8 +186,8 @@ def status(workspace: Workspace) -> Shown:
 
 def _chip(entry: outline.Entry, state: str) -> str:
     return (
-        f'<span class="bertlab {state}" title="{entry.title}: {WORDS[state]}">'
-        f'<span class="sign">{SIGNS[state]}</span> {entry.id}&ensp;</span>'
+        f'<span class="bertlab chip {state}" title="{entry.title}: {WORDS[state]}">'
+        f'<span class="sign">{SIGNS[state]}</span> {entry.id}</span>&ensp; '
     )
 
 

@@ -47,7 +47,8 @@ STYLE = """<style>
 .bertlab table { border-collapse: collapse; margin: .5em 0 0; color: inherit; font-size: inherit; }
 .bertlab.bertlab td, .bertlab.bertlab th { border-bottom: 1px solid var(--bl-line);
   padding: .22em .8em .22em 0; text-align: left; vertical-align: top; background: transparent; }
-.bertlab th { font-weight: 600; } .bertlab.bertlab td.number { text-align: right; }
+.bertlab th { font-weight: 600; } .bertlab .chip { white-space: nowrap; }
+.bertlab.bertlab td.number { text-align: right; white-space: nowrap; }
 </style>"""
 
 

@@ -233,10 +233,13 @@ def save_pretrained(model: Any, path: str | Path) -> None:
     In production: `transformers.PreTrainedModel.save_pretrained`.
     """
     ### BEGIN SOLUTION
-    theirs = {ours: name for name, ours in hf_name_map(model.config).items()}
+    names = {ours: theirs for theirs, ours in hf_name_map(model.config).items()}
+    names |= {  # a BertModel's own names have no prefix
+        ours.removeprefix("bert."): theirs.removeprefix("bert.") for ours, theirs in names.items()
+    }
     tensors = {}
     for ours, parameter in model.named_parameters():  # each once, a tied one too
-        name = theirs.get(ours, theirs.get(f"bert.{ours}", ours).removeprefix("bert."))
+        name = names.get(ours, ours)  # a task head's stays as it is
         tensors[name] = parameter.detach().cpu().contiguous()
     config = model.config.to_hf() | {"architectures": [type(model).__name__]}
     folder = Path(path)

@@ -54,7 +54,7 @@ def test_every_misconception_fails_on_every_seed_and_is_the_one_named(exercise_i
     for seed in SEEDS:
         standards = judging.Standards(exercise, seed)
         for wrong in exercise.misconceptions:
-            verdict = judging.judge(exercise, exercise.wrong(wrong), standards=standards)
+            verdict = judging.judge(exercise, standards.wrong(wrong), standards=standards)
             assert verdict.status == "failed", f"{wrong.name}, seed {seed}: it passes"
             assert verdict.misconception == wrong.name, f"{wrong.name}, seed {seed}: {verdict}"
             if verdict.worst_error and verdict.tolerance:

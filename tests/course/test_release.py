@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bertlab.course.authoring.release import release
+from bertlab.course.authoring.release import release, without_dead_links
 from bertlab.course.regions import find_regions
 
 from .kernels import bertlab
@@ -130,3 +130,11 @@ def test_a_students_copy_cannot_make_a_release(student_copy, tmp_path):
     done = bertlab(student_copy, "release", str(tmp_path / "new"))
     assert done.returncode == 2
     assert "no solutions" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_no_page_of_a_students_copy_links_to_what_is_not_in_it(pristine_copy, root):
+    for name in ("README.md", "BENCH.md"):
+        assert without_dead_links(pristine_copy / name) == (pristine_copy / name).read_text("utf-8")
+    authors = (root / "README.md").read_text("utf-8").splitlines()
+    dropped = set(authors) - set((pristine_copy / "README.md").read_text("utf-8").splitlines())
+    assert dropped and all("](solutions/" in line for line in dropped)

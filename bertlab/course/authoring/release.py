@@ -4,6 +4,7 @@ The copy is made from the sources, not from what lies in the author's working tr
 made anew, notebooks too. Only what is listed here is copied, so a forgotten file cannot leak.
 """
 
+import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from bertlab.course.workspace import write_atomically
 COPIED = (
     ".gitignore",
     "README.md",
+    "BENCH.md",
     "LICENSE",
     "Makefile",
     "book.toml",
@@ -44,6 +46,8 @@ def release(root: Path, target: Path) -> None:
         raise FileExistsError(f"{target} exists and is not an empty folder; name a new one")
     for name in COPIED:
         _copy(root / name, target / name)
+    for page in target.glob("*.md"):
+        write_atomically(page, without_dead_links(page))
     for path in sorted((root / "solutions" / "bertlab").glob("*.py")):
         text = stub_module(path.read_text(encoding="utf-8"))
         write_atomically(target / "bertlab" / path.name, text)
@@ -52,6 +56,15 @@ def release(root: Path, target: Path) -> None:
         node = sources.notebook(root, chapter, solved=False)
         write_atomically(target / "chapters" / f"{chapter.file}.ipynb", sources.written(node))
     write_atomically(target / "chapters" / "SUMMARY.md", sources.summary(outline.chapters(root)))
+
+
+def without_dead_links(page: Path) -> str:
+    """Return a page's text without the lines that link to files which are not beside it."""
+    links = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")  # a colon would make it a web address
+    lines = page.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(
+        line for line in lines if all((page.parent / link).exists() for link in links.findall(line))
+    )
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -602,7 +602,7 @@ def _dropout_of(still: Tensor, training: Tensor) -> dict[str, str]:
     kept = (training != 0) & (still != 0)
     factor = (training / still)[kept].median() if kept.any() else torch.tensor(torch.nan)
     return {
-        "the share of units that dropout zeroes": f"{(training == 0).double().mean():.1f}",
+        "the share of units that dropout zeroes": f"{(training == 0).cpu().double().mean():.1f}",
         "the factor on the other units": f"{factor:.2f}",
     }
 

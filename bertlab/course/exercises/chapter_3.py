@@ -433,7 +433,11 @@ class ReferenceMultiHeadSelfAttention(nn.Module):
         super().__init__()
         from transformers.models.bert import modeling_bert
 
-        theirs = modeling_bert.BertSelfAttention(_transformers_config(config))
+        theirs = modeling_bert.BertSelfAttention(
+            _transformers_config(
+                config.hidden_size, config.num_attention_heads, config.attention_probs_dropout_prob
+            )
+        )
         self.num_heads = config.num_attention_heads
         self.query, self.key, self.value = theirs.query, theirs.key, theirs.value
         self.output = modeling_bert.BertSelfOutput(theirs.config).dense
@@ -471,13 +475,12 @@ class ReferenceMultiHeadSelfAttention(nn.Module):
         return self.query, self.key, self.value
 
 
-def _transformers_config(config: Any) -> Any:
+@lru_cache(maxsize=32)  # shared: `_attend` sets what it needs before each use
+def _transformers_config(width: int, heads: int, dropout: float) -> Any:
     from transformers.models.bert.configuration_bert import BertConfig
 
     return BertConfig(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        attention_probs_dropout_prob=config.attention_probs_dropout_prob,
+        hidden_size=width, num_attention_heads=heads, attention_probs_dropout_prob=dropout
     )
 
 
@@ -671,7 +674,7 @@ def _dropout_found(module: Any, hidden_states: Tensor, heads: int) -> dict[str, 
         beside, weights = pair(module(hidden_states, return_weights=True), "(output, weights)")
         for name, output in (("alone", alone), ("beside weights", beside)):
             times = (output / module.value(hidden_states)).unflatten(-1, (heads, -1)).flatten(0, 2)
-            times = (times.detach().double().cpu() * 100).round() / 100 + 0.0
+            times = (times.detach().cpu().double() * 100).round() / 100 + 0.0
             pairs = {(min(units), max(units)) for units in times.tolist()}
             what = f"in {mode}, {name}: the least and largest multiple of the value in a head"
             found[what] = sorted(pairs)

@@ -182,6 +182,9 @@ def quiet() -> Iterator[None]:
     """Without Transformers' progress bars, and without what is logged about missing heads."""
     from transformers.utils import logging as theirs
 
+    if logging.root.manager.disable >= logging.WARNING:  # inside another `quiet`
+        yield
+        return
     bars, verbosity = theirs.is_progress_bar_enabled(), theirs.get_verbosity()
     level = logging.root.manager.disable
     theirs.disable_progress_bar()
