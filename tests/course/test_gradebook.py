@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bertlab.course.grading import gradebook
+from bertlab.course.grading import gradebook, visible
 from bertlab.course.grading.gradebook import DiskFull, Gradebook, GradebookError, opened
 
 DEFAULTS = {"exercises": ["0.1", "1.3"], "seed": 1, "device": "cpu", "unsafe": False}
@@ -66,6 +66,25 @@ def test_another_submission_of_the_same_student_is_judged_anew(tmp_path):
         assert book.known("student 0", "g")["0.1"].status == "failed"
     points = {line["student"]: line["points"] for line in gradebook.results(tmp_path)}
     assert points == {"student 0": 0.0, "student 1": 2.0, "student 2": 2.0}
+
+
+def test_of_a_student_who_hands_in_anew_no_older_mark_stays(tmp_path):
+    """Of the second submission one exercise is judged, of the first there were two"""
+    with opened(tmp_path, {}, DEFAULTS, resume=False) as book:
+        book.add("alice", "f", record("0.1"))
+        book.add("bob", "f", record("0.1"))
+        book.add("alice", "f", record("1.3"))
+        book.add("alice", "g", record("1.3", points=0.0))
+    counted = [
+        (one["student"], one["exercise"], one["points"]) for one in gradebook.results(tmp_path)
+    ]
+    assert counted == [("bob", "0.1", 2.0), ("alice", "1.3", 0.0)]
+    shown = dict(visible.Grades(tmp_path).records())
+    assert set(shown["alice"]) == {"1.3"} and shown["alice"]["1.3"]["points"] == 0.0
+    with opened(tmp_path, {}, DEFAULTS, resume=True) as book:
+        assert set(book.known("alice", "g")) == {"1.3"} and book.known("alice", "f") == {}
+        book.add("alice", "f", record("0.1"))  # the first one again
+    assert [one["exercise"] for one in gradebook.results(tmp_path)] == ["0.1", "0.1"]
 
 
 def test_a_lost_result_is_made_again_and_the_last_one_counts(tmp_path):

@@ -172,7 +172,8 @@ GELU = Exercise(
         ),
         Misconception(
             "gelu and gelu_tanh have changed places",
-            "`gelu` is the exact form, by the error function; `gelu_tanh` the approximation.",
+            "`gelu` is the exact form, by the error function; `gelu_tanh` the approximation."
+            ' BERT\'s checkpoints say "gelu" and mean the exact one.',
             {"gelu": torch_gelu_tanh, "gelu_tanh": torch_gelu},
         ),
         Misconception(
@@ -183,13 +184,15 @@ GELU = Exercise(
         ),
         Misconception(
             "√(2/π) multiplies x alone and not the cubic term",
-            "The factor stands before the bracket: √(2/π) · (x + 0.044715 x³).",
+            "The factor stands before the bracket: √(2/π) · (x + 0.044715 x³)."
+            " So the cubic term is scaled as well, and both grow together.",
             {"gelu_tanh": _tanh_of(lambda x: _ROOT * x + 0.044715 * x**3)},
         ),
         Misconception(
             "√(2/π) is written as √2/π",
             "The root covers the whole fraction: √(2/π) is 0.798, √2/π is 0.450. In Python, "
-            "`math.sqrt(2 / math.pi)`.",
+            "`math.sqrt(2 / math.pi)`."
+            " So the tanh here is too flat.",
             {"gelu_tanh": _tanh_of(lambda x: math.sqrt(2) / math.pi * (x + 0.044715 * x**3))},
         ),
         Misconception(
@@ -412,7 +415,8 @@ NETWORK = Exercise(
         Misconception(
             "dropout acts between the two linear layers",
             "PyTorch's TransformerEncoderLayer drops there too, BERT does not: its one dropout "
-            "comes after `down`.",
+            "comes after `down`."
+            " Units of the wide layer are never dropped.",
             _network(forward=lambda self, x: self.down(self.dropout(self.widened(x)))),
         ),
         Misconception(
@@ -424,7 +428,8 @@ NETWORK = Exercise(
         Misconception(
             "dropout acts in evaluation as well",
             "`F.dropout` does not know about `eval()` unless it is told, by "
-            "`training=self.training`. `nn.Dropout` knows.",
+            "`training=self.training`. `nn.Dropout` knows."
+            " A model in evaluation must give the same answer twice.",
             _network(forward=lambda self, x: F.dropout(self.down(self.widened(x)), self.dropout.p)),
         ),
         Misconception(
@@ -596,7 +601,8 @@ GATED = Exercise(
         ),
         Misconception(
             "the number of units is cut instead of rounded",
-            "`int()` and `//` cut off what is behind the point. Nearest may be the next number up.",
+            "`int()` and `//` cut off what is behind the point. Nearest may be the next number up."
+            " `round()` does what is asked.",
             _sized(
                 lambda config: int(
                     config.intermediate_size
@@ -621,13 +627,15 @@ GATED = Exercise(
         ),
         Misconception(
             "the gate is a GELU",
-            "That is GEGLU, another variant of the same paper; ModernBERT has it. SwiGLU has SiLU.",
+            "That is GEGLU, another variant of the same paper; ModernBERT has it. SwiGLU has SiLU."
+            " The two curves look alike, but they are not the same numbers.",
             _gated(plain=lambda self, x: SwiGLU.plain(self, x, act_fn=F.gelu)),
         ),
         Misconception(
             "both branches are bent",
             "One branch is the gate, the other what passes through it: only the gate has an "
-            "activation.",
+            "activation."
+            " What it lets through stays linear.",
             _gated(
                 plain=lambda self, x: SwiGLU.plain(self, x, up_proj=lambda y: F.silu(self.up(y)))
             ),
@@ -643,7 +651,8 @@ GATED = Exercise(
         Misconception(
             "the product is bent, not the gate",
             "silu(gate(x) · up(x)) is a plain network on products. SiLU acts on `gate(x)` before "
-            "the two are multiplied.",
+            "the two are multiplied."
+            " The order matters.",
             _gated(plain=lambda self, x: self.down(F.silu(self.gate(x) * self.up(x)))),
         ),
         Misconception(
@@ -654,12 +663,15 @@ GATED = Exercise(
         ),
         Misconception(
             "nothing is dropped",
-            "As in `FeedForward`, dropout with `hidden_dropout_prob` comes after `down`.",
+            "As in `FeedForward`, dropout with `hidden_dropout_prob` comes after `down`."
+            " Without it the module trains as if the config had said 0, whatever it says.",
             _gated(forward=lambda self, x: self.plain(x)),
         ),
         Misconception(
             "dropout acts before `down`",
-            "As in `FeedForward`, the one dropout comes after `down`.",
+            "As in `FeedForward`, the one dropout comes after `down`."
+            " Before `down` it would drop gated units, each of which every output depends "
+            "on.",
             _gated(
                 forward=lambda self, x: SwiGLU.plain(
                     self, x, down_proj=lambda wide: self.down(self.dropout(wide))
@@ -1064,7 +1076,9 @@ LAYER = Exercise(
         ),
         Misconception(
             "the two norms have changed places",
-            "attention_norm belongs to the half of attention, feed_forward_norm to the other.",
+            "attention_norm belongs to the half of attention, feed_forward_norm to the other."
+            " With fresh weights nobody sees it, because both norms start equal; a trained "
+            "checkpoint's are not.",
             _norms("feed_forward_norm", "attention_norm"),
         ),
         Misconception(
@@ -1099,13 +1113,15 @@ LAYER = Exercise(
         Misconception(
             "the weights are not returned",
             "With return_weights=True the layer gives the pair (output, weights). Ask your "
-            "attention for them, and hand them on.",
+            "attention for them, and hand them on."
+            " Otherwise nobody can look.",
             _layer(forward=_output_alone),
         ),
         Misconception(
             "the weights are returned even if nobody asked for them",
             "Without return_weights the layer returns the output alone, so that it can be used "
-            "like any module.",
+            "like any module."
+            " A pair would break the next layer.",
             _layer(forward=_always_beside),
         ),
         Misconception(
@@ -1117,7 +1133,7 @@ LAYER = Exercise(
         Misconception(
             "nothing is dropped from the attention's output",
             "self.attention drops *weights*. The dropout on its output belongs to this layer: "
-            "self.dropout, with `hidden_dropout_prob`, before the addition.",
+            "self.dropout, with `hidden_dropout_prob`, before the residual is added.",
             _joined(_undropped, second=False),
         ),
         Misconception(
@@ -1522,7 +1538,9 @@ MODEL = Exercise(
         ),
         Misconception(
             "there are always 12 layers",
-            "12 is BERT-Base's number; the config has it as `num_hidden_layers`.",
+            "12 is BERT-Base's number; the config has it as `num_hidden_layers`."
+            " MiniLM has 6, and a checkpoint with another number of layers would not fit "
+            "your model.",
             _with_encoder(__init__=_twelve_layers),
         ),
         Misconception(
@@ -1559,7 +1577,8 @@ MODEL = Exercise(
         ),
         Misconception(
             "only the last layer's attentions are returned",
-            "`attentions` has one tensor for each layer, the first layer's first.",
+            "`attentions` has one tensor for each layer, the first layer's first."
+            " Collect them in the loop over the layers, as you collect the hidden states.",
             _with_encoder(
                 forward=_encoded(
                     lambda last, states, weights: (last, states, weights and weights[-1:])
@@ -1569,7 +1588,8 @@ MODEL = Exercise(
         Misconception(
             "the encoder does not hand the mask on to its layers",
             "Every layer attends anew, so every layer needs the mask. Without it padding is read "
-            "like words.",
+            "like words."
+            " Padding then changes real tokens.",
             _with_encoder(forward=_mask_kept_back),
         ),
         Misconception(
@@ -1757,12 +1777,14 @@ CLINIC = Exercise(
         ),
         Misconception(
             "only the attention's half is mended",
-            "The feed-forward half has the same illness: its norm, too, belongs around the sum.",
+            "The feed-forward half has the same illness: its norm, too, belongs around the sum."
+            " One norm left inside is enough for the residual stream to grow.",
             _mended_by(_joined(_norm_first, first=False)),
         ),
         Misconception(
             "only the feed-forward half is mended",
-            "The attention's half has the same illness: its norm, too, belongs around the sum.",
+            "The attention's half has the same illness: its norm, too, belongs around the sum."
+            " One norm left inside is enough for the residual stream to grow.",
             _mended_by(_joined(_norm_first, second=False)),
         ),
         Misconception(
@@ -1780,22 +1802,28 @@ CLINIC = Exercise(
         ),
         Misconception(
             "the norms have changed places",
-            "attention_norm closes the first half, feed_forward_norm the second.",
+            "attention_norm closes the first half, feed_forward_norm the second."
+            " They have learned different gains and biases, so they cannot stand in for each "
+            "other.",
             _mended_by(_norms("feed_forward_norm", "attention_norm")),
         ),
         Misconception(
             "attention_norm closes both halves",
-            "Each half has its own norm; feed_forward_norm closes the second.",
+            "Each half has its own norm; feed_forward_norm closes the second."
+            " The second one's own gain and bias would otherwise never be used.",
             _mended_by(_norms("attention_norm", "attention_norm")),
         ),
         Misconception(
             "the residual of the second half is the layer's input",
-            "The second half starts from what the first one returned, norm and all.",
+            "The second half starts from what the first one returned, norm and all."
+            " Otherwise the attention's result is lost from the sum.",
             _mended_by(LAYER.misconceptions[5].parts),  # type: ignore[arg-type]  # classes
         ),
         Misconception(
             "the attention mask is not handed on",
-            "Your function takes attention_mask; give it to layer.attention.",
+            "Your function takes attention_mask; give it to layer.attention."
+            " Without it every token attends to padding, and a padded batch gives other "
+            "numbers than the texts alone.",
             {"mend_residual": lambda layer, x, mask=None: mended(layer, x)},
         ),
         Misconception(
@@ -1807,7 +1835,8 @@ CLINIC = Exercise(
         Misconception(
             "dropout acts twice in the feed-forward half",
             "`layer.feed_forward` has a dropout of its own. `layer.dropout` is for the attention's "
-            "output alone.",
+            "output alone."
+            " Twice means that more units are dropped than the config says.",
             _mended_by(_joined(_dropped_twice, first=False)),
         ),
     ),

@@ -2030,7 +2030,8 @@ EXERCISES = [
             Misconception(
                 "hidden states and attentions are never asked for",
                 "`output_hidden_states` and `output_attentions` are wishes that `self.bert` "
-                "fulfils. Hand them on, and the two fields of its answer back.",
+                "fulfils. Hand them on, and the two fields of its answer back."
+                " Otherwise both stay None.",
                 {"BertForPreTraining": _WishesForgotten},
             ),
             Misconception(
@@ -2096,7 +2097,8 @@ EXERCISES = [
             Misconception(
                 "the two losses are averaged",
                 "BERT adds them (section A.2 of the paper: 'the sum of'). Averaged, every "
-                "gradient is half as large.",
+                "gradient is half as large."
+                " The optimum stays, the steps do not.",
                 {"BertForPreTraining": _Averaged},
             ),
             Misconception(
@@ -2189,7 +2191,8 @@ EXERCISES = [
             Misconception(
                 "only models with heads can be filled",
                 "A BertModel's own parameters have no `bert.` in front: what the map calls "
-                "`bert.embeddings.word.weight` is `embeddings.word.weight` there.",
+                "`bert.embeddings.word.weight` is `embeddings.word.weight` there."
+                " Take both forms.",
                 {"load_hf_state_dict": _ModelsWithBertOnly().load},
             ),
             Misconception(
@@ -2338,7 +2341,8 @@ EXERCISES = [
             Misconception(
                 "a checkpoint in several files is not found",
                 "There is no model.safetensors when the checkpoint is sharded, but a "
-                "model.safetensors.index.json. `read_tensors`, given below, takes either.",
+                "model.safetensors.index.json. `read_tensors`, given below, takes either."
+                " Large models are written in shards.",
                 _loading(_OneFileOnly),
             ),
             Misconception(
@@ -2369,7 +2373,8 @@ EXERCISES = [
             ),
             Misconception(
                 "no config.json is saved",
-                "Weights alone do not say what model they belong to. Nothing can load the folder.",
+                "Weights alone do not say what model they belong to. Nothing can load the folder."
+                " Write what `model.config.to_hf()` returns beside them.",
                 _saving(_WeightsOnly),
             ),
             Misconception(
@@ -2491,7 +2496,8 @@ EXERCISES = [
             ),
             Misconception(
                 "a smaller vocabulary is not made",
-                "Fewer pieces than before is allowed too: the first rows stay, the rest go.",
+                "Fewer pieces than before is allowed too: the first rows stay, the rest go."
+                " Copy as many rows as both tables have.",
                 {"resize_word_embeddings": _grown_only},
             ),
         ),
@@ -2523,7 +2529,9 @@ EXERCISES = [
             Misconception(
                 "logarithms are returned instead of probabilities",
                 "log_softmax gives the logarithms, which are negative. The contract asks for "
-                "probabilities.",
+                "probabilities."
+                " Probabilities lie between 0 and 1, and over the whole vocabulary they add up "
+                "to 1.",
                 {"fill_mask": _Logarithms()},
             ),
             Misconception(
@@ -2571,7 +2579,8 @@ EXERCISES = [
             ),
             Misconception(
                 "ids are returned instead of pieces",
-                "A reader wants to see words. `tokenizer.convert_ids_to_tokens` gives the pieces.",
+                "A reader wants to see words. `tokenizer.convert_ids_to_tokens` gives the pieces."
+                " A number such as 7592 says nothing to anybody without the vocabulary.",
                 {"fill_mask": _Ids()},
             ),
             Misconception(
@@ -2638,7 +2647,9 @@ EXERCISES = [
             ),
             Misconception(
                 "bert.config keeps the old vocab_size",
-                "The model and the BERT in it each hold a configuration; set both.",
+                "The model and the BERT in it each hold a configuration; set both."
+                " Otherwise what is saved from the inner model names a size that its table no "
+                "longer has.",
                 _mended(_old_inner_config),
             ),
         ),

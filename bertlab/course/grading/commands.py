@@ -122,13 +122,21 @@ def _run(
     try:
         tally = batch.run(request)
     except batch.GradingStopped as error:
-        _exit(f"{error}\nWhat was graded is in {out}; --resume goes on.")
+        _exit(f"{error}\n{_what_is_there(out)}")
     except KeyboardInterrupt:
-        _exit(f"stopped. What was graded is in {out}; --resume goes on.", 130)
+        _exit(f"stopped. {_what_is_there(out)}", 130)
     else:
         _say(tally, out)
         report(out)
         raise typer.Exit(1 if tally.lost else 0)
+
+
+def _what_is_there(out: Path) -> str:
+    """Say where the results of a run are that did not come to its end, and what can be done."""
+    return (
+        f"What was graded is in {out}; --resume goes on, and `bertlab grade report {out}` "
+        "makes the pages of what is there."
+    )
 
 
 def _say(tally: Any, out: Path) -> None:
@@ -161,13 +169,17 @@ def report(grades: Grades) -> None:
 def export(
     grades: Grades,
     format: Annotated[str, typer.Option(help="csv, json, junit, gradescope or ags.")],
+    details: Annotated[
+        bool,
+        typer.Option("--with-details", help="With json, for instructors only: inputs and values."),
+    ] = False,
 ) -> None:
     """Write the results as the university's systems take them."""
     with problems_in_one_line():
         from bertlab.course.grading.export import export as write
 
         try:
-            typer.echo(f"written: {write(grades, format)}")
+            typer.echo(f"written: {write(grades, format, details)}")
         except ValueError as error:
             _exit(str(error))
 

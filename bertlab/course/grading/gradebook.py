@@ -150,13 +150,13 @@ class Gradebook:
         """Read the journal, and cut away a last line that was not finished."""
         self._descriptor = os.open(self.journal, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         whole = 0
-        for line in _complete_lines(self.journal):
+        for line in complete_lines(self.journal):
             whole += len(line)
             self._note(json.loads(line))
         os.ftruncate(self._descriptor, whole)
         os.fsync(self._descriptor)
         _flush_names(self.folder)
-        self.submissions = _read(self.folder / "submissions.json")
+        self.submissions = read_object(self.folder / "submissions.json")
 
 
 @contextmanager
@@ -194,21 +194,42 @@ def opened(
                 os.close(book._descriptor)
 
 
+def places(journal: Path) -> dict[str, dict[str, int]]:
+    """Where the results that count begin in a journal, by student and exercise.
+
+    They are those of the submission of which a student has the latest result, and of each exercise
+    the last one: who hands in anew is judged anew, and no older mark stays beside the new ones.
+
+    Raises:
+        GradebookError: the journal is damaged.
+    """
+    found: dict[str, dict[str, int]] = {}
+    judged: dict[str, str] = {}
+    place = 0
+    for line in complete_lines(journal):
+        record = json.loads(line)
+        student = record["student"]
+        if judged.get(student) != record["submission"]:
+            judged[student], found[student] = record["submission"], {}
+        found[student][record["exercise"]] = place
+        place += len(line)
+    return found
+
+
 def results(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the results in a folder GRADES, of each student and exercise the last one.
+    """Yield the results in a folder GRADES that count (see `places`), in the journal's order.
 
     Raises:
         GradebookError: the journal is damaged.
     """
     journal = folder / "results.jsonl"
-    latest: dict[tuple[str, str], int] = {}
-    for number, line in enumerate(_complete_lines(journal)):
-        record = json.loads(line)
-        latest[record["student"], record["exercise"]] = number
-    for number, line in enumerate(_complete_lines(journal)):
-        record = json.loads(line)
-        if latest.get((record["student"], record["exercise"])) == number:
-            yield record
+    starts = sorted(start for of in places(journal).values() for start in of.values())
+    if not starts:
+        return
+    with open(journal, "rb") as file:
+        for start in starts:
+            file.seek(start)
+            yield json.loads(file.readline())
 
 
 # --- settings ---
@@ -218,7 +239,7 @@ def _settings(
     folder: Path, wanted: dict[str, Any], defaults: dict[str, Any], resume: bool
 ) -> dict[str, Any]:
     """The settings of the run: those of the one that is there, or those of a new one."""
-    begun = _read(folder / "run.json")
+    begun = read_object(folder / "run.json")
     given = {name: value for name, value in wanted.items() if value is not None}
     if not begun:
         if (folder / "results.jsonl").exists():
@@ -259,7 +280,7 @@ def _line(record: dict[str, Any]) -> bytes:
     return text.encode("utf-8", "replace") + b"\n"  # a lone surrogate becomes a question mark
 
 
-def _complete_lines(journal: Path) -> Iterator[bytes]:
+def complete_lines(journal: Path) -> Iterator[bytes]:
     """The lines of a journal that were written to their end.
 
     Raises:
@@ -298,7 +319,12 @@ def _total(marks: dict[str, Mark]) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of the folder; {} if there is no such file.
+
+    Raises:
+        GradebookError: it is damaged.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

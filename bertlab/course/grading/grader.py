@@ -9,6 +9,7 @@ import contextlib
 import functools
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -23,7 +24,7 @@ from bertlab.course import exercise as exercises
 from bertlab.course import outline
 from bertlab.course.grading import slices
 from bertlab.course.grading.hidden import CALLS, Submission, Truths, is_students
-from bertlab.course.grading.sandbox import Limits, Sandbox, SessionFailed
+from bertlab.course.grading.sandbox import FAILURES, Limits, Sandbox, SessionFailed
 from bertlab.course.regions import find_regions
 
 # --- results ---
@@ -74,13 +75,20 @@ class ExerciseResult:
 
 
 def graded(exercise_id: str, tests: list[TestResult]) -> ExerciseResult:
-    """The result of an exercise from those of its tests: points by the weight of what passed."""
+    """The result of an exercise from those of its tests: points by the weight of what passed.
+
+    Where the student's process once failed to answer, there are none: what it had said before is
+    not trusted, and which tests had come before is chance.
+    """
     entry = outline.entries()[exercise_id]
     counted = [test for test in tests if test.status != "skipped"]
     total = sum(test.weight for test in counted)
     reached = sum(test.weight for test in counted if test.status == "passed")
     points = round(entry.points * reached / total, 2) if total else 0.0
     missed = [test for test in counted if test.status != "passed"]
+    unanswered = [test for test in missed if test.reason in FAILURES]
+    if unanswered:
+        return ExerciseResult(exercise_id, "error", 0.0, entry.points, unanswered[0].reason, tests)
     if not counted:
         return ExerciseResult(exercise_id, "error", 0.0, entry.points, "no_tests", tests)
     if not missed:
@@ -140,8 +148,7 @@ class HiddenTests:
         return np.random.default_rng([self.submission_.seed, *request.node.name.encode()])
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        for line in MARKS:
-            config.addinivalue_line("markers", line)
+        _know_marks(config)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "exercise_id" in metafunc.fixturenames:  # a test for every exercise
@@ -159,11 +166,37 @@ class HiddenTests:
         return report
 
 
+class Listing:
+    """A pytest plugin that notes in which files the tests of each exercise stand."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, list[Path]] = {}
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        _know_marks(config)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "exercise_id" in metafunc.fixturenames:
+            metafunc.parametrize("exercise_id", list(outline.entries()))
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            for exercise_id in _exercises_of(item):
+                files = self.files.setdefault(exercise_id, [])
+                if item.path not in files:
+                    files.append(item.path)
+
+
 MARKS = (
     "exercise(id): the exercise that a hidden test belongs to",
     "hint(text): what a student is told when the test does not pass",
     "weight(number): the test's share of the points; 1 by default",
 )
+
+
+def _know_marks(config: pytest.Config) -> None:
+    for line in MARKS:
+        config.addinivalue_line("markers", line)
 
 
 def _exercises_of(item: pytest.Item) -> list[str]:
@@ -227,7 +260,9 @@ class Grader:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        run_pytest(self.tests, None, "--collect-only")  # say now if one of them is broken
+        listed = Listing()
+        run_pytest(self.tests, listed, collect_only=True)  # say now if one of them is broken
+        self.files = listed.files
         self.truths = Truths(self.device)
         self.sandbox = Sandbox(self.level, self.device)
 
@@ -256,7 +291,7 @@ class Grader:
             start = time.perf_counter()
             result = self.run(modules, exercise_id)
             missed = [id for id, good in passed.items() if not good and id != exercise_id]
-            if result.status != "passed" and missed:
+            if result.status != "passed" and missed and not _unwritten(result):
                 again = self.run(with_stand_ins(modules, self.solutions, missed), exercise_id)
                 if again.points >= result.points:  # what is left is this exercise's own
                     result = again
@@ -274,21 +309,29 @@ class Grader:
             with self.sandbox.session(modules, sent, self.limits, _preload(sent)) as session:
                 submission = Submission(session, exercise_id, self.seed, self.truths)
                 plugin = HiddenTests(submission)
-                run_pytest(self.tests, plugin)
+                run_pytest(self.tests, plugin, self.files.get(exercise_id, ()))
+                if not session.failed:
+                    session.expect_silence()
                 return graded(exercise_id, plugin.results)
         except SessionFailed as error:
-            failed = TestResult("The modules can be loaded", "", "error", error.reason, str(error))
+            failed = TestResult("The submission answers", "", "error", error.reason, str(error))
             return graded(exercise_id, [failed])
+
+
+def _unwritten(result: ExerciseResult) -> bool:
+    """True if it is this exercise's own stub that every test met: no stand-in would help."""
+    own = re.compile(rf"NotImplementedError: exercise {re.escape(result.exercise)}(?!\d)")
+    return all(own.search(test.detail) for test in result.tests)
 
 
 @functools.cache
 def helpers(exercise_id: str) -> dict[str, str]:
     """What enters the sandbox beside the submission."""
     exercise = exercises.load(exercise_id)
-    calls = slices.sliced({(CALLS, name) for name in slices._defined(CALLS)})
+    calls = slices.sliced({(CALLS, name) for name in slices.defined_in(CALLS)})
     probe = slices.helpers_of(exercise)
     merged = set(calls) & set(probe)
-    both = slices.sliced({(name, bound) for name in merged for bound in slices._defined(name)})
+    both = slices.sliced({(name, bound) for name in merged for bound in slices.defined_in(name)})
     return {**calls, **probe, **both}
 
 
@@ -302,21 +345,31 @@ class BrokenTests(RuntimeError):
     """A hidden test's file cannot be read: nothing may be graded."""
 
 
-def run_pytest(tests: Path, plugin: HiddenTests | None, *more: str) -> None:
+def run_pytest(
+    tests: Path,
+    plugin: HiddenTests | Listing,
+    files: Iterable[Path] = (),
+    collect_only: bool = False,
+) -> None:
     """Run the tests in this process, quietly.
+
+    Args:
+        tests: the folder with the hidden tests.
+        files: some of them; all by default.
 
     Raises:
         BrokenTests: they cannot be collected; the message is pytest's.
     """
     arguments = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
-    arguments += ["--disable-plugin-autoload"]
+    arguments += ["--disable-plugin-autoload", "--tb=native"]  # other tracebacks take 0.1 s each
     # These two collect garbage several times a run, which takes ten times as long as the tests.
     arguments += ["-p", "no:unraisableexception", "-p", "no:threadexception"]
-    arguments += ["-c", os.devnull, "--rootdir", str(tests), str(tests), *more]
+    arguments += ["-c", os.devnull, "--rootdir", str(tests), *map(str, list(files) or [tests])]
+    arguments += ["--collect-only"] * collect_only
     _forget_other_folders(tests)
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = pytest.main(arguments, plugins=[plugin] if plugin else [])
+        code = pytest.main(arguments, plugins=[plugin])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise BrokenTests(f"the hidden tests in {tests} cannot be run:\n{said.getvalue()[-3000:]}")
 

@@ -3,7 +3,7 @@
 Bubblewrap does it where it works, which is found out by running it. The sandbox is started with an
 empty environment, closed descriptors, and its arguments on a descriptor of their own, so that
 nothing of the trusted side can be read inside through ``/proc/1``. A watchdog outside counts
-processes and memory; whatever goes wrong ends the whole sandbox.
+processes, threads and memory; whatever goes wrong ends the whole sandbox.
 """
 
 import importlib.util
@@ -25,10 +25,13 @@ from typing import Any
 
 import psutil
 
-from bertlab.course.grading import wire
+from bertlab.course import outline
+from bertlab.course.grading import syscalls, wire
 
 #: The sandbox levels, the strongest first.
 LEVELS = ("bubblewrap", "none")
+#: The reason codes of a session that failed: there was no answer that could be judged.
+FAILURES = ("timeout", "memory", "processes", "exit", "signal", "protocol", "too_large")
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ class Limits:
 
     Attributes:
         seconds: the wall clock from loading the modules to the last answer.
-        memory: bytes, of all processes together.
-        processes: how many there may be at once.
+        memory: bytes, of all processes and temporary files together.
+        processes: how many processes and threads there may be at once.
     """
 
     seconds: float = 60.0
@@ -54,7 +57,7 @@ class SessionFailed(Exception):
     """The student's process did not answer as it should.
 
     Attributes:
-        reason: a code: `timeout`, `memory`, `processes`, `exit`, `signal`, `protocol`, `too_large`.
+        reason: one of `FAILURES`.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -115,7 +118,7 @@ class Sandbox:
     Args:
         level: one of `LEVELS`.
         device: `cpu`, or `cuda` to let the GPU in.
-        memory: the most bytes that its temporary files may take.
+        temporary: the most bytes that its temporary files may take.
     """
 
     level: str
@@ -139,7 +142,7 @@ class Sandbox:
             try:
                 self._process = subprocess.Popen(
                     command,
-                    env={},
+                    env=self._environment(),
                     pass_fds=(theirs.fileno(), *descriptors),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -157,10 +160,12 @@ class Sandbox:
         if self._control is not None:
             self._control.close()
         if self._process is not None:
-            for process in [*self.processes(), psutil_or_none(self._process.pid)]:
-                with suppress(psutil.Error):
-                    process and process.kill()
+            inside = self.processes()
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            _kill(inside)
             self._process.wait()
+            psutil.wait_procs(inside, timeout=5)
         if self._folder is not None:
             self._folder.cleanup()
         self._process = self._control = self._folder = None
@@ -172,6 +177,16 @@ class Sandbox:
         with suppress(psutil.Error):
             return psutil.Process(self._process.pid).children(recursive=True)
         return []
+
+    def taken_by_files(self, processes: list[psutil.Process]) -> int:
+        """Bytes of memory that temporary files take inside, with what the kernel notes of each."""
+        if self.level == "none" or not processes:
+            return 0
+        with suppress(OSError):
+            found = os.statvfs(f"/proc/{processes[0].pid}/root{_scratch()}")
+            used = (found.f_blocks - found.f_bfree) * found.f_frsize
+            return used + 1024 * (found.f_files - found.f_ffree)
+        return 0
 
     @contextmanager
     def session(
@@ -202,7 +217,6 @@ class Sandbox:
             with theirs:
                 socket.send_fds(self._control, [b"x"], [theirs.fileno()])
             order = {
-                "folder": self._folder.name if self._folder else "/tmp/package",
                 "modules": modules,
                 "helpers": helpers,
                 "memory": limits.memory,
@@ -222,8 +236,10 @@ class Sandbox:
                 self.stop()
 
     def _ended(self) -> bool:
-        """Let the first process kill what the child left; False if it does not say so."""
+        """Let the first process clear up what the child left; False if it does not say so."""
         assert self._control is not None
+        if self.level == "none":  # it is not alone there, and must not kill whom it can see
+            _kill(self.processes())
         try:
             wire.send(self._control, "end")
             answer = wire.receive(self._control, time.monotonic() + 5, 1000)
@@ -235,29 +251,47 @@ class Sandbox:
             time.sleep(0.01)
         return False
 
+    def how_it_ended(self) -> str:
+        """The name of the signal that ended the submission's process; "" if none did."""
+        assert self._control is not None
+        try:
+            wire.send(self._control, "how")
+            return str(wire.receive(self._control, time.monotonic() + 5, 1000))
+        except (OSError, EOFError, wire.WireError):
+            return ""
+
     # --- how it is started ---
+
+    def _environment(self) -> dict[str, str]:
+        """All that is in the environment inside: nothing of this process's."""
+        folder = self._folder.name if self._folder else _scratch()
+        fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        return {"HOME": folder, "TMPDIR": folder, **fixed}
 
     def _command(self, control: int) -> tuple[list[str], list[int]]:
         """The command, and the descriptors that it needs beside `control`."""
         if self.level == "none":
             self._folder = tempfile.TemporaryDirectory(prefix="bertlab-grade-")
-            worker = Path(__file__).with_name("worker.py")
-            return [sys.executable, "-I", str(worker), str(control)], []
-        read, write = os.pipe()
-        with os.fdopen(write, "wb") as pipe:
-            pipe.write(b"".join(os.fsencode(option) + b"\0" for option in self._mounts()))
-        program = bubblewrap()
+            worker = str(Path(__file__).with_name("worker.py"))
+            inside = [sys.executable, "-I", worker, str(control), self._folder.name, "crowded"]
+            return inside, []
+        program, rules = bubblewrap(), syscalls.filter_program()
         assert program is not None
+        options, read = self._mounts(), []
+        if rules is not None:
+            read.append(_readable(rules))
+            options += ["--seccomp", str(read[0])]
+        read.append(_readable(b"".join(os.fsencode(option) + b"\0" for option in options)))
         inside = [sys.executable, "-I", "-B", "/worker/worker.py", str(control)]
-        return [program, "--args", str(read), "--", *inside], [read]
+        inside += [_scratch(), "alone"]
+        return [program, "--args", str(read[-1]), "--", *inside], read
 
     def _mounts(self) -> list[str]:
         options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-        options += ["--uid", "65534", "--gid", "65534", "--hostname", "sandbox", "--clearenv"]
-        for name, value in {"HOME": "/tmp", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}.items():
-            options += ["--setenv", name, value]
-        options += ["--proc", "/proc", "--dev", "/dev", "--size", str(self.temporary)]
-        options += ["--tmpfs", "/tmp"]
+        options += ["--uid", "65534", "--gid", "65534", "--hostname", "sandbox"]
+        options += ["--unshare-user", "--disable-userns"]
+        options += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+        options += ["--size", str(self.temporary), "--tmpfs", _scratch()]
         for folder in _interpreter_folders():
             options += ["--ro-bind", folder, folder]
         for link in ("/bin", "/lib", "/lib64", "/sbin"):
@@ -267,9 +301,8 @@ class Sandbox:
                 options += ["--ro-bind", link, link]
         for file in ("/etc/ld.so.cache", "/etc/alternatives"):
             options += ["--ro-bind-try", file, file]
-        for folder in site.getsitepackages():  # an installed course holds the references
-            if os.path.isdir(os.path.join(folder, "bertlab")):
-                options += ["--tmpfs", os.path.join(folder, "bertlab")]
+        for folder in _hidden_folders():
+            options += ["--tmpfs", folder, "--remount-ro", folder]
         here = Path(__file__).parent
         for file in ("worker.py", "wire.py"):
             options += ["--ro-bind", str(here / file), f"/worker/{file}"]
@@ -277,14 +310,39 @@ class Sandbox:
             for node in sorted(Path("/dev").glob("nvidia*")):
                 options += ["--dev-bind", str(node), str(node)]
             options += ["--ro-bind", "/sys", "/sys"]
-        return options
+        return [*options, "--remount-ro", "/"]
 
 
-def psutil_or_none(pid: int) -> psutil.Process | None:
-    """The process, if there still is one."""
-    with suppress(psutil.Error):
-        return psutil.Process(pid)
-    return None
+def _hidden_folders() -> list[str]:
+    """The course's folders, in case they lie in one that is shown: there are the references."""
+    packages = [os.path.join(folder, "bertlab") for folder in site.getsitepackages()]
+    own = [str(outline.COURSE_ROOT / name) for name in ("bertlab", "solutions", "tests")]
+    shown = [*_interpreter_folders(), "/bin", "/lib", "/lib64", "/sbin"]
+    return [
+        folder
+        for folder in dict.fromkeys([*packages, *own])
+        if os.path.isdir(folder) and any(folder.startswith(f"{outer}/") for outer in shown)
+    ]
+
+
+def _readable(data: bytes) -> int:
+    """A descriptor from which the data can be read; they must fit into a pipe."""
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as pipe:
+        pipe.write(data)
+    return read
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def _scratch() -> str:
+    """Where the sandbox has its folder for temporary files: not where the interpreter is seen."""
+    below = [folder for folder in _interpreter_folders() if Path(folder).is_relative_to("/tmp")]
+    return "/scratch" if below else "/tmp"
 
 
 def _interpreter_folders() -> list[str]:
@@ -329,6 +387,7 @@ class Session:
         """
         if self.failed:
             raise SessionFailed("exit", "the student's process had ended before")
+        self.expect_silence()
         try:
             self.channel.settimeout(max(self._deadline - time.monotonic(), 1e-3))
             wire.send(self.channel, request)
@@ -340,6 +399,19 @@ class Session:
         if not _is_answer(answer):
             self._fail("protocol", "a malformed answer")
         return answer
+
+    def expect_silence(self) -> None:
+        """Make sure that nothing was sent that was not asked for.
+
+        Raises:
+            SessionFailed: something was, or an earlier answer was missing.
+        """
+        if self.failed:
+            raise SessionFailed("exit", "the student's process had ended before")
+        self.channel.settimeout(0)
+        with suppress(OSError):  # nothing is there, as it should be
+            if self.channel.recv(1, socket.MSG_PEEK):
+                self._fail("protocol", "a message that nobody had asked for")
 
     def close(self) -> None:
         """End the session; what is still on the channel is dropped."""
@@ -355,6 +427,8 @@ class Session:
             self._fail("too_large" if "too large" in str(error) else "protocol", str(error))
         except (EOFError, OSError):
             time.sleep(0.1)  # let the watchdog say why
+            if signal_name := self.sandbox.how_it_ended():
+                self._fail("signal", f"{signal_name} ended the student's process")
             self._fail("exit", "the student's process ended without an answer")
 
     def _fail(self, reason: str, detail: str) -> None:
@@ -367,23 +441,27 @@ class Session:
         """End the sandbox when it takes more memory or processes than it may."""
         while not self._done.wait(0.05):
             processes = self.sandbox.processes()
-            if len(processes) > self.limits.processes + 4:
+            taken = [_usage(process) for process in processes]
+            memory = sum(used for used, _ in taken) + self.sandbox.taken_by_files(processes)
+            if sum(threads for _, threads in taken) > self.limits.processes + 4:
                 self._overrun = "processes"
-            elif sum(map(_memory, processes)) > 1.25 * self.limits.memory:
+            elif memory > 1.25 * self.limits.memory:
                 self._overrun = "memory"
             if self._overrun:
-                for process in processes:
-                    with suppress(psutil.Error):
-                        process.kill()
+                _kill(processes)
                 return
 
 
-def _memory(process: psutil.Process) -> int:
-    """Bytes of a process that are no file's."""
-    with suppress(psutil.Error):
-        used = process.memory_info()
-        return used.rss - getattr(used, "shared", 0)
-    return 0
+def _usage(process: psutil.Process) -> tuple[int, int]:
+    """Bytes of a process that are no file's, those shared with others too; and its threads."""
+    with suppress(OSError, KeyError):
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        found = dict(line.split(":", 1) for line in status.splitlines())
+        pages = [int(found[name].split()[0]) for name in ("RssAnon", "RssShmem")]
+        return 1024 * sum(pages), int(found["Threads"])
+    with suppress(psutil.Error):  # not Linux; or it has ended
+        return process.memory_info().rss, process.num_threads()
+    return 0, 0
 
 
 def _is_answer(answer: Any) -> bool:

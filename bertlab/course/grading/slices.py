@@ -52,7 +52,7 @@ def sliced(
     waiting = sorted(wanted)
     while waiting:
         module, name = waiting.pop()
-        statement = _defined(module).get(name)
+        statement = defined_in(module).get(name)
         if statement is None or (module, name) in reached:
             continue
         if (module, name) in forbidden:
@@ -83,7 +83,8 @@ def _tree(module: str) -> ast.Module:
 
 
 @cache
-def _defined(module: str) -> dict[str, ast.stmt]:
+def defined_in(module: str) -> dict[str, ast.stmt]:
+    """The names that a module binds at its top level, and the statements that bind them."""
     return {name: statement for statement in _tree(module).body for name in _bound_by(statement)}
 
 

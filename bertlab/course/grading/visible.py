@@ -79,18 +79,9 @@ class Grades:
     def __post_init__(self) -> None:
         if not self.journal.is_file():
             raise FileNotFoundError(f"no results.jsonl in {self.folder}: nothing is graded there")
-        self.submissions = gradebook._read(self.folder / "submissions.json")
+        self.submissions = gradebook.read_object(self.folder / "submissions.json")
         self.places = {student: {} for student in self.submissions}
-        judged: dict[str, str] = {}
-        place = 0
-        for line in gradebook._complete_lines(self.journal):
-            record = json.loads(line)
-            student = record["student"]
-            if judged.setdefault(student, record["submission"]) != record["submission"]:
-                self.places[student] = {}  # another submission takes the place of the first
-                judged[student] = record["submission"]
-            self.places.setdefault(student, {})[record["exercise"]] = place
-            place += len(line)
+        self.places |= gradebook.places(self.journal)
 
     @property
     def journal(self) -> Path:
@@ -105,7 +96,7 @@ class Grades:
     def exercises(self) -> list[str]:
         """What is judged in this run, in the course's order."""
         found = {id for places in self.places.values() for id in places}
-        found.update(gradebook._read(self.folder / "run.json").get("exercises") or ())
+        found.update(gradebook.read_object(self.folder / "run.json").get("exercises") or ())
         known = {id: index for index, id in enumerate(outline.entries())}
         return sorted(found, key=lambda id: (known.get(id, len(known)), id))
 

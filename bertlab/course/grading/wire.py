@@ -1,8 +1,9 @@
 """What passes between the trusted process and the student's: JSON and safetensors, nothing else.
 
 A message is two lengths (8 bytes each, little-endian), a JSON header and a safetensors blob. Both
-are capped. Values are rebuilt as plain ones: whatever a student's object claims to be, what arrives
-is a tensor, a number, text, a list, a tuple, a dict, or an `Opaque` that equals nothing.
+are capped: the header by less, since it becomes objects that take many times its size. Values are
+rebuilt as plain ones: whatever a student's object claims to be, what arrives is a tensor, a number,
+text, a list, a tuple, a dict, or an `Opaque` that equals nothing.
 
 This file is mounted into the sandbox and imports nothing of the course.
 """
@@ -16,7 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 #: The most bytes that a message may have: header and tensors together.
-MAX_BYTES = 512 * 2**20
+MAX_BYTES = 128 * 2**20
+#: The most bytes of its header, and of the table of contents of its tensors.
+MAX_HEADER = 16 * 2**20
+MAX_CONTENTS = 2**20
 #: How deep lists, tuples and dicts may lie in each other.
 MAX_DEPTH = 40
 _LENGTHS = struct.Struct("<QQ")
@@ -48,8 +52,7 @@ def send(channel: socket.socket, message: Any) -> None:
     tensors: dict[str, Any] = {}
     header = json.dumps(_encoded(message, tensors, MAX_DEPTH)).encode("ascii")
     blob = save(tensors) if tensors else b""
-    if len(header) + len(blob) > MAX_BYTES:
-        raise WireError(f"a message of {len(header) + len(blob):,} bytes is too large")
+    _check_sizes(len(header), len(blob), MAX_BYTES)
     channel.sendall(_LENGTHS.pack(len(header), len(blob)))
     channel.sendall(header)
     channel.sendall(blob)
@@ -84,8 +87,7 @@ def receive(channel: socket.socket, deadline: float | None = None, most: int = M
         WireError: the message is too large or malformed.
     """
     header_size, blob_size = _LENGTHS.unpack(_exactly(channel, _LENGTHS.size, deadline))
-    if header_size + blob_size > most:
-        raise WireError(f"a message of {header_size + blob_size:,} bytes is too large")
+    _check_sizes(header_size, blob_size, most)
     header = _exactly(channel, header_size, deadline)
     blob = _exactly(channel, blob_size, deadline)
     try:
@@ -96,19 +98,25 @@ def receive(channel: socket.socket, deadline: float | None = None, most: int = M
         raise WireError(f"a malformed message ({type(error).__name__})") from None
 
 
+def _check_sizes(header: int, blob: int, most: int) -> None:
+    if header > MAX_HEADER or header + blob > most:
+        raise WireError(f"a message of {header:,} and {blob:,} bytes is too large")
+
+
 def _exactly(channel: socket.socket, count: int, deadline: float | None) -> bytes:
-    pieces, missing = [], count
-    while missing:
+    """Read so many bytes, into one place: many small pieces would take many times as much."""
+    data = bytearray(count)
+    rest = memoryview(data)
+    while rest:
         if deadline is not None:
             channel.settimeout(max(deadline - time.monotonic(), 1e-3))
             if time.monotonic() > deadline:
                 raise TimeoutError
-        piece = channel.recv(min(missing, 2**20))
-        if not piece:
+        read = channel.recv_into(rest)
+        if not read:
             raise EOFError
-        pieces.append(piece)
-        missing -= len(piece)
-    return b"".join(pieces)
+        rest = rest[read:]
+    return bytes(data)
 
 
 def _tensors(blob: bytes) -> dict[str, Any]:
@@ -116,6 +124,9 @@ def _tensors(blob: bytes) -> dict[str, Any]:
         return {}
     from safetensors.torch import load
 
+    contents = int.from_bytes(blob[:8], "little")
+    if contents > MAX_CONTENTS:
+        raise WireError(f"a table of contents of {contents:,} bytes is too large")
     return load(blob)
 
 
@@ -132,10 +143,17 @@ def _encoded(value: Any, tensors: dict[str, Any], depth: int) -> Any:
         return {"float": value if math.isfinite(value) else repr(value)}
     if type(value) in (list, tuple):
         return {type(value).__name__: [_encoded(item, tensors, depth - 1) for item in value]}
-    if type(value) is dict:
+    if type(value) is dict and all(map(_is_key, value)):
         pairs = [[_encoded(part, tensors, depth - 1) for part in pair] for pair in value.items()]
         return {"dict": pairs}
     return _encoded_special(value, tensors)
+
+
+def _is_key(key: Any) -> bool:
+    """Whether something may be a key of a dict: of other kinds millions can share one hash."""
+    if type(key) is tuple:
+        return all(type(part) is str for part in key)
+    return type(key) in (str, bool, float, type(None)) or (type(key) is int and abs(key) < 2**63)
 
 
 def _encoded_special(value: Any, tensors: dict[str, Any]) -> Any:
@@ -165,12 +183,14 @@ def _decoded(tree: Any, tensors: dict[str, Any], depth: int) -> Any:
         return items if kind == "list" else tuple(items)
     if kind == "dict":
         decoded = [[_decoded(part, tensors, depth - 1) for part in pair] for pair in content]
+        if not all(_is_key(key) for key, _ in decoded):
+            raise WireError("a malformed value: a key of a dict")
         return dict(decoded)
     return _decoded_special(kind, content, tensors)
 
 
 def _decoded_special(kind: str, content: Any, tensors: dict[str, Any]) -> Any:
-    if kind == "float":
+    if kind == "float" and (type(content) is float or content in ("nan", "inf", "-inf")):
         return float(content)
     if kind == "tensor":
         return tensors[content]
