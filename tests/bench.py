@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests import bench_model
+from tests import bench_grading, bench_model
 from tests.measure import ROOT, Row, complete, paired, seconds, spread
 
 # --- chapter 1: the tokenizer ---
@@ -176,6 +176,7 @@ BENCHES = {
     "mlm": bench_model.mlm,
     "memory": bench_model.memory,
     "loading": bench_model.loading,
+    "grading": bench_grading.grading,
 }
 
 
