@@ -26,6 +26,20 @@ def bertlab(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def python(folder: Path, code: str) -> str:
+    """Run code in a new process on the package in `folder`, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @dataclass
 class Result:
     """What a cell gave: the plain text of everything shown, printed, and any error."""

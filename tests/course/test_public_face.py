@@ -1,33 +1,21 @@
 """What `from bertlab import ...` gives, and that the README's example runs."""
 
-import os
 import re
-import subprocess
-import sys
+from functools import partial
 
 import pytest
 
 from bertlab.course.authoring.build import complete_package
 from bertlab.course.reference import minilm_folder
 
+from . import kernels
+
 
 @pytest.fixture(scope="module")
 def python(root, tmp_path_factory):
     """Run code in a new process on the complete package, and return what it prints."""
     folder = complete_package(root, tmp_path_factory.mktemp("face"))
-
-    def run(code: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
+    return partial(kernels.python, folder)
 
 
 def test_the_readme_example_runs(root, python):
