@@ -42,19 +42,21 @@ def main() -> None:
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def lab(context: typer.Context) -> None:
+def lab(
+    context: typer.Context,
+    chapter: Annotated[
+        int | None, typer.Option(help="Open this chapter, such as 3.", show_default=False)
+    ] = None,
+) -> None:
     """Open JupyterLab at the first unfinished chapter; further options go to JupyterLab."""
     from bertlab.course import outline
     from bertlab.course.cards import status as status_card
     from bertlab.course.workspace import Workspace
 
     root, workspace = outline.COURSE_ROOT, Workspace()
-    chapter = next(
-        (c for c in outline.chapters() for e in c.exercises if workspace.status(e.id) != "passed"),
-        outline.chapters()[0],
-    )
+    opened = chapter_to_open(workspace, chapter)
     typer.echo(status_card(workspace).text + "\n")
-    typer.echo(f"Opening chapter {chapter.number}, {chapter.title}. Ctrl-C here ends JupyterLab.")
+    typer.echo(f"Opening chapter {opened.number}, {opened.title}. Ctrl-C here ends JupyterLab.")
     sys.stdout.flush()
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     command = [
@@ -62,7 +64,7 @@ def lab(context: typer.Context) -> None:
         "-m",
         "jupyterlab",
         f"--ServerApp.root_dir={root}",
-        f"--LabApp.default_url=/lab/tree/chapters/{chapter.file}.ipynb",
+        f"--LabApp.default_url=/lab/tree/chapters/{opened.file}.ipynb",
         # No question about news, no look for updates: the course works without a network.
         f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
         *(["--allow-root"] if getattr(os, "geteuid", lambda: 1)() == 0 else []),
@@ -70,6 +72,27 @@ def lab(context: typer.Context) -> None:
     ]
     os.chdir(root)
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})
+
+
+def chapter_to_open(workspace: Any, number: int | None = None) -> Any:
+    """Return the chapter with a number, or the first one that is not finished.
+
+    Raises:
+        UnknownExercise: the course has no chapter of this number.
+    """
+    from bertlab.course import outline
+
+    chapters = outline.chapters()
+    if number is not None:
+        if not 0 <= number < len(chapters):
+            raise outline.UnknownExercise(
+                f"--chapter is {number}; the course has chapters 0 to {len(chapters) - 1}"
+            )
+        return chapters[number]
+    return next(
+        (c for c in chapters for e in c.exercises if workspace.status(e.id) != "passed"),
+        chapters[0],
+    )
 
 
 @app.command()
@@ -268,16 +291,37 @@ def release(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> No
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def book(context: typer.Context) -> None:
+def book(
+    context: typer.Context,
+    edition: Annotated[
+        str, typer.Option(help="student, or instructor: with solutions, below site-instructor/.")
+    ] = "student",
+) -> None:
     """Make the chapters into a website below site/; further options go to mdBook."""
+    if context.args[:1] == ["preprocess"]:  # called by mdBook itself
+        _preprocess(context.args[1:])
+        return
     from bertlab.course import outline
     from bertlab.course.authoring import book as maker
 
-    if context.args[:1] == ["preprocess"]:  # called by mdBook itself
-        if context.args[1:2] != ["supports"]:
-            typer.echo(maker.preprocess(sys.stdin.read()))
-        return
-    raise typer.Exit(maker.make(outline.COURSE_ROOT, context.args))
+    try:
+        raise typer.Exit(maker.make(outline.COURSE_ROOT, edition, tuple(context.args)))
+    except ValueError as error:
+        typer.echo(f"bertlab book: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _preprocess(words: list[str]) -> None:
+    """Answer mdBook: ``supports RENDERER`` by the exit status, else turn the book into pages."""
+    if words[:1] == ["supports"]:
+        raise typer.Exit(0 if words[1:] == ["html"] else 1)
+    from bertlab.course.authoring import book as maker
+
+    try:
+        sys.stdout.write(maker.preprocess(sys.stdin.read()))
+    except (ValueError, RuntimeError) as error:
+        typer.echo(f"bertlab book: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":
