@@ -48,7 +48,7 @@ def claims_page(settled: dict[outline.Chapter, list[Claim]]) -> str:
         parts.append(f"## {chapter.number} {chapter.title}")
         rows = ["| it is said that | outcome | measured here | |", "| --- | --- | --- | --- |"]
         rows += [_claim_row(chapter, claim) for claim in found]
-        parts.append("\n".join(rows))
+        parts += ['<div class="claims">', "\n".join(rows), "</div>"]
     return "\n\n".join(parts) + "\n"
 
 

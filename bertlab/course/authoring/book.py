@@ -136,7 +136,8 @@ def _settings(context: dict[str, Any]) -> dict[str, Any]:
 
 
 def _back_pages(root: Path, made: dict[str, pages.Page]) -> list[dict[str, Any]]:
-    settled = {chapter: made[chapter.file].claims for chapter in outline.chapters(root)}
+    listed = [chapter for chapter in outline.chapters(root) if chapter.file in made]
+    settled = {chapter: made[chapter.file].claims for chapter in listed}
     return [
         _item("What was measured", "claims.md", backmatter.claims_page(settled)),
         _item("All exercises", "exercises.md", backmatter.exercises_page(root)),
