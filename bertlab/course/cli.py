@@ -48,15 +48,20 @@ def lab(
         int | None, typer.Option(help="Open this chapter, such as 3.", show_default=False)
     ] = None,
 ) -> None:
-    """Open JupyterLab at the first unfinished chapter; further options go to JupyterLab."""
+    """Open JupyterLab where you are in the course; further options go to JupyterLab."""
     from bertlab.course import outline
     from bertlab.course.cards import status as status_card
+    from bertlab.course.path import write_page
     from bertlab.course.workspace import Workspace
 
     root, workspace = outline.COURSE_ROOT, Workspace()
-    opened = chapter_to_open(workspace, chapter)
+    unfinished = chapter_to_open(workspace, chapter)
+    opened = f"chapters/{unfinished.file}.ipynb"
+    page = write_page(workspace)
     typer.echo(status_card(workspace).text + "\n")
-    typer.echo(f"Opening chapter {opened.number}, {opened.title}. Ctrl-C here ends JupyterLab.")
+    if page is not None and chapter is None:
+        opened = page.name
+    typer.echo(f"Opening {opened}. Ctrl-C here ends JupyterLab.")
     sys.stdout.flush()
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     command = [
@@ -64,7 +69,7 @@ def lab(
         "-m",
         "jupyterlab",
         f"--ServerApp.root_dir={root}",
-        f"--LabApp.default_url=/lab/tree/chapters/{opened.file}.ipynb",
+        f"--LabApp.default_url=/lab/tree/{opened}",
         # No question about news, no look for updates: the course works without a network.
         f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
         *(["--allow-root"] if getattr(os, "geteuid", lambda: 1)() == 0 else []),

@@ -70,16 +70,20 @@ def overflow(page: Any) -> int:
     )
 
 
-def low_contrast(page: Any, within: str = "body") -> list[str]:
+def low_contrast(page: Any, within: str = "body", only: str = "*") -> list[str]:
     """Return the texts that can be seen and have less contrast than WCAG 2 AA asks for.
 
     That is a ratio of 4.5, or 3 for large text (24 pixels, or 18.7 bold). Backgrounds and
     opacities are mixed as the browser does, pictures aside. Disabled controls are exempt.
+
+    Args:
+        within: a selector for the element to be looked at.
+        only: a selector; texts outside of what it names are left out.
     """
-    return page.evaluate(_LOW_CONTRAST, within)
+    return page.evaluate(_LOW_CONTRAST, [within, only])
 
 
-_LOW_CONTRAST = r"""(within) => {
+_LOW_CONTRAST = r"""([within, only]) => {
   const parse = text => {
     const canvas = parse.canvas ||= Object.assign(document.createElement('canvas'),
       {width: 1, height: 1}).getContext('2d', {willReadFrequently: true});
@@ -108,7 +112,8 @@ _LOW_CONTRAST = r"""(within) => {
   const walker = document.createTreeWalker(document.querySelector(within), NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode, e = node.parentElement;
-    if (!node.data.trim() || e.closest('script, style, noscript, title, :disabled')) continue;
+    if (!node.data.trim() || !e.closest(only)) continue;
+    if (e.closest('script, style, noscript, title, :disabled')) continue;
     if (!e.checkVisibility({checkOpacity: true, checkVisibilityCSS: true})) continue;
     const range = document.createRange();
     range.selectNodeContents(node);

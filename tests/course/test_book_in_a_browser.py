@@ -84,7 +84,8 @@ def test_the_measure_of_contrast_and_width_finds_what_is_wrong(window):
     page = window(width=390)
     page.set_content(
         "<p style='color:#999'>pale</p><p style='color:#767676'>fair</p>"
-        "<p style='color:#000;opacity:.3'>faint</p><p style='font-size:30px;color:#949494'>large</p>"
+        "<p style='color:#000;opacity:.3'>faint</p>"
+        "<p style='font-size:30px;color:#949494'>large</p>"
         "<div style='width:500px;background:#000'><p style='color:#222'>dark on dark</p></div>"
     )
     found = " ".join(browsing.low_contrast(page))

@@ -57,8 +57,9 @@ def parameter_explorer() -> View:
         {
             "layers": ipywidgets.IntSlider(12, 1, 24, description="layers", **wide),
             "width": ipywidgets.IntSlider(768, 64, 1024, 64, description="width", **wide),
+            # From 522, so that BERT's 30,522 is a place where the slider can stand.
             "vocab_size": ipywidgets.IntSlider(
-                30522, 1000, 120000, 500, description="vocabulary", **wide
+                30522, 522, 120522, 500, description="vocabulary", **wide
             ),
             "inner": ipywidgets.IntSlider(4, 1, 8, description="inner width / width", **wide),
         },
