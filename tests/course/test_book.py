@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ from bertlab.course.authoring import backmatter, book, claims, pages
 from bertlab.course.authoring import chapters as sources
 from bertlab.course.authoring.mathematics import FormulaError, mathml, with_mathml
 
+from . import links
 from .test_release import SKIPPED, canary, found_in
 
 LONG = "a line of a solution that is far too long to stand anywhere else by chance"
@@ -55,29 +55,6 @@ def asked(root: Path, src: str = "chapters", **settings: str) -> str:
     return json.dumps([context, {"items": [{"Chapter": chapter}]}])
 
 
-class Links(HTMLParser):
-    """Gathers the ids, links and images of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ids: set[str] = set()
-        self.links: list[str] = []
-        self.images: list[dict[str, str | None]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        named = dict(attrs)
-        self.ids |= {named["id"] or ""} if "id" in named else set()
-        self.links += [named[key] or "" for key in ("href", "src") if key in named]
-        if tag == "img":
-            self.images.append(named)
-
-
-def parsed(page: Path) -> Links:
-    links = Links()
-    links.feed(page.read_text(encoding="utf-8"))
-    return links
-
-
 # --- what is on the pages ---
 
 
@@ -106,7 +83,7 @@ def test_every_figure_is_a_file_with_alternative_text(site):
     assert "no alternative text" not in site.said
     count = 0
     for page in site.folder.glob("0*.html"):
-        for image in parsed(page).images:
+        for image in links.page(page).images:
             count += 1
             assert (site.folder / (image["src"] or "")).is_file()
             assert len((image["alt"] or "").split()) >= 3, image
@@ -167,14 +144,14 @@ def test_the_preprocessor_speaks_mdbooks_protocol(root):
 
 def test_the_claims_lead_to_where_they_were_measured(site):
     text = (site.folder / "claims.html").read_text("utf-8")
-    links = re.findall(r'href="(\w+\.html)#(claim-\d+-\d+)"', text)
+    found = re.findall(r'href="(\w+\.html)#(claim-\d+-\d+)"', text)
     marked = sum(
         claims.count_marks((path).read_text("utf-8"))
         for path in (Path(pages.__file__).parents[3] / "solutions" / "chapters").glob("*.md")
     )
-    assert len(links) == marked >= 20
-    for page, anchor in links:
-        assert anchor in parsed(site.folder / page).ids
+    assert len(found) == marked >= 20
+    for page, anchor in found:
+        assert anchor in links.page(site.folder / page).ids
     assert "<!-- claim" not in "".join(p.read_text("utf-8") for p in site.folder.glob("0*.html"))
 
 
@@ -215,6 +192,10 @@ def test_the_glossary_is_in_order_and_speaks_of_what_the_chapters_use(root):
         text = (root / "solutions" / "chapters" / f"{files[term.chapter]}.md").read_text("utf-8")
         words = re.findall(r"[\w()-]+", term.term)
         assert all(word.lower()[:6] in text.lower() for word in words), term.term
+
+
+def test_no_link_of_the_site_leads_nowhere(site):
+    assert links.dead_links_of_site(site.folder) == []
 
 
 # --- what must not be there ---
