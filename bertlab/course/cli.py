@@ -295,6 +295,32 @@ def release(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> No
     typer.echo(f"a student's copy is in {folder}")
 
 
+@app.command()
+def update(
+    newer: Annotated[Path, typer.Argument(help="The folder of the newer release.")],
+    dry_run: Annotated[bool, typer.Option(help="Say what would be done, and do nothing.")] = False,
+) -> None:
+    """Bring this copy to a newer release; what you wrote stays."""
+    from bertlab.course import outline
+    from bertlab.course import update as maker
+
+    root = outline.COURSE_ROOT
+    if (root / "solutions").is_dir():
+        raise FileExistsError("this is the authors' course; `update` is for a student's copy")
+    plan, backup = (maker.plan(root, newer), None) if dry_run else maker.update(root, newer)
+    for conflict in plan.conflicts:
+        typer.echo(f"! {conflict.what}: {conflict.outcome}")
+        if conflict.difference:
+            typer.echo("    " + conflict.difference.replace("\n", "\n    "))
+    if dry_run:
+        typer.echo(f"{len(plan.writes)} files would be written; nothing was done")
+        return
+    typer.echo(f"Updated. What you wrote is in place: {', '.join(plan.carried) or 'nothing yet'}.")
+    if backup is not None:
+        typer.echo(f"Files as they were before: {backup.relative_to(root)}")
+    typer.echo("`make lab` installs what is new; `bertlab status` shows what to check again.")
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def book(
     context: typer.Context,

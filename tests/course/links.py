@@ -90,7 +90,6 @@ def dead_links_of_site(folder: Path) -> list[str]:
             target = (start / unquote(parts.path).lstrip("/")).resolve() if parts.path else path
             if not target.exists():
                 wrong.append(f"{path.name}: {link} (no such file)")
-            elif parts.fragment and target in found:
-                if unquote(parts.fragment) not in found[target].ids:
-                    wrong.append(f"{path.name}: {link} (no such place)")
+            elif target in found and unquote(parts.fragment) not in {"", *found[target].ids}:
+                wrong.append(f"{path.name}: {link} (no such place)")
     return wrong
