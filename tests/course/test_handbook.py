@@ -1,7 +1,7 @@
 """The handbook's steps for a new exercise, followed to the letter in a scratch copy.
 
-Each step says where its block goes: "Append to `file`:", or "Insert into `file`, before `line`:",
-perhaps "of `word`": before the last such line that stands above the word.
+Each step says where its block goes: "Append to `file`, after two empty lines:", or "Insert into
+`file`, before `line`:", perhaps "of `word`": before the last such line that stands above the word.
 """
 
 import re
@@ -19,7 +19,7 @@ from .test_release import SKIPPED
 
 PLACE = re.compile(
     r"(?:Append to|Insert into) `(?P<file>[^`]+)`"
-    r"(?:,\s+before `(?P<before>[^`]+)`(?:\s+of `(?P<of>[^`]+)`)?)?:\n\n"
+    r"(?:,\s+after two empty lines|,\s+before `(?P<before>[^`]+)`(?:\s+of `(?P<of>[^`]+)`)?)?:\n\n"
     r"(?P<indent> *)(?P<fence>`{3,})\w+\n(?P<block>.*?)\n(?P=indent)(?P=fence)\n",
     re.DOTALL,
 )
@@ -49,11 +49,12 @@ def follow(step: Step, course: Path) -> None:
     """Do what a step says; a place that is not there is an error."""
     path = course / step.file
     text = path.read_text(encoding="utf-8")
-    place = len(text)
-    if step.before is not None:
-        end = text.index(step.of) if step.of else len(text)
-        place = text.rindex(step.before, 0, end)
-    path.write_text(text[:place] + step.block + text[place:], encoding="utf-8")
+    if step.before is None:
+        text += "\n\n" + step.block
+    else:
+        place = text.rindex(step.before, 0, text.index(step.of) if step.of else len(text))
+        text = text[:place] + step.block + text[place:]
+    path.write_text(text, encoding="utf-8")
 
 
 def run(course: Path, *command: str) -> str:
@@ -89,7 +90,7 @@ def test_a_new_exercise_by_the_handbook(root, handbook, tmp_path):
     said = run(course, "pytest", "-q", "-k", "3.7", "-p", "no:cacheprovider", "tests/course")
     assert re.search(r"\b[5-9] passed|\b\d\d passed", said), said
     notebook = (course / "chapters" / "03_attention.ipynb").read_text(encoding="utf-8")
-    assert "%%fill 3.7" in notebook and "special.entr" not in notebook
+    assert "%%fill 3.7" in notebook and "entr(weights).sum(dim=-1)" not in notebook
 
 
 def test_a_place_that_is_not_there_is_noticed(root, handbook, tmp_path):
