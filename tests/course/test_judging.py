@@ -210,7 +210,9 @@ def test_a_message_that_lacks_a_word_is_said_plainly():
     def vague(x):
         raise ValueError("wrong shape")
 
-    probe = lambda part, x: error_of(lambda: part.layer_norm(x), 12)  # noqa: E731
+    def probe(part, x):
+        return error_of(lambda: part.layer_norm(x), 12)
+
     exercise = dataclasses.replace(
         toy(probe=probe), reference={"layer_norm": refuse}, misconceptions=()
     )
