@@ -1,4 +1,4 @@
-"""How long a chapter's experiments are: in full, or cut short where only their running is tested."""
+"""How long a chapter's experiments are: whole, or cut short where a test only wants them to run."""
 
 import os
 
