@@ -1,8 +1,8 @@
 """The cards that `%%fill`, `%check`, `%hint` and `%status` show."""
 
 from bertlab.course import exercise as exercises
-from bertlab.course import outline
-from bertlab.course.display import SIGNS, WORDS, Shown, card
+from bertlab.course import outline, path
+from bertlab.course.display import Shown, card
 from bertlab.course.judging import Verdict
 from bertlab.course.regions import lines_of
 from bertlab.course.workspace import RegionChanged, Workspace
@@ -161,41 +161,4 @@ def next_hint(workspace: Workspace, exercise_id: str) -> int:
 
 def status(workspace: Workspace) -> Shown:
     """Return the course at a glance: each chapter's exercises, what is next, what is left."""
-    rows_html, lines = [], []
-    statuses = {id: workspace.status(id) for id in outline.entries()}
-    for chapter in outline.chapters():
-        done = sum(statuses[entry.id] == "passed" for entry in chapter.exercises)
-        signs = " ".join(f"{SIGNS[statuses[entry.id]]} {entry.id}" for entry in chapter.exercises)
-        spans = "".join(_chip(entry, statuses[entry.id]) for entry in chapter.exercises)
-        rows_html.append(
-            f"<tr><td>{chapter.number} {chapter.title}</td><td>{spans}</td>"
-            f"<td class=number>{done} of {len(chapter.exercises)}</td></tr>"
-        )
-        name = f"{chapter.number} {chapter.title}"
-        lines.append(f"{name:<18} {done} of {len(chapter.exercises)}   {signs}")
-    legend = ", ".join(f"{SIGNS[key]} {WORDS[key]}" for key in SIGNS if key != "note")
-    closing = [_next_step(statuses), f"Signs: {legend}."]
-    html = (
-        '<div class="bertlab card note"><div class="head"><b>The course at a glance</b></div>'
-        f"<table>{''.join(rows_html)}</table>"
-        + "".join(f'<p class="soft">{line}</p>' for line in closing)
-        + "</div>"
-    )
-    return Shown(html, "\n".join(["The course at a glance", *lines, *closing]))
-
-
-def _chip(entry: outline.Entry, state: str) -> str:
-    return (
-        f'<span class="bertlab chip {state}" title="{entry.title}: {WORDS[state]}">'
-        f'<span class="sign">{SIGNS[state]}</span> {entry.id}</span>&ensp; '
-    )
-
-
-def _next_step(statuses: dict[str, str]) -> str:
-    left = [id for id, state in statuses.items() if state != "passed"]
-    if not left:
-        return "Everything is done."
-    minutes = sum(outline.entries()[id].minutes for id in left)
-    points = sum(outline.entries()[id].points for id in statuses if statuses[id] == "passed")
-    total = sum(entry.points for entry in outline.entries().values())
-    return f"{points} of {total} points; about {minutes} minutes left. Next: {title(left[0])}."
+    return path.card(workspace)

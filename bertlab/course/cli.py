@@ -42,19 +42,26 @@ def main() -> None:
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def lab(context: typer.Context) -> None:
-    """Open JupyterLab at the first unfinished chapter; further options go to JupyterLab."""
+def lab(
+    context: typer.Context,
+    chapter: Annotated[
+        int | None, typer.Option(help="Open this chapter, such as 3.", show_default=False)
+    ] = None,
+) -> None:
+    """Open JupyterLab where you are in the course; further options go to JupyterLab."""
     from bertlab.course import outline
     from bertlab.course.cards import status as status_card
+    from bertlab.course.path import write_page
     from bertlab.course.workspace import Workspace
 
     root, workspace = outline.COURSE_ROOT, Workspace()
-    chapter = next(
-        (c for c in outline.chapters() for e in c.exercises if workspace.status(e.id) != "passed"),
-        outline.chapters()[0],
-    )
+    unfinished = chapter_to_open(workspace, chapter)
+    opened = f"chapters/{unfinished.file}.ipynb"
+    page = write_page(workspace)
     typer.echo(status_card(workspace).text + "\n")
-    typer.echo(f"Opening chapter {chapter.number}, {chapter.title}. Ctrl-C here ends JupyterLab.")
+    if page is not None and chapter is None:
+        opened = page.name
+    typer.echo(f"Opening {opened}. Ctrl-C here ends JupyterLab.")
     sys.stdout.flush()
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     command = [
@@ -62,7 +69,7 @@ def lab(context: typer.Context) -> None:
         "-m",
         "jupyterlab",
         f"--ServerApp.root_dir={root}",
-        f"--LabApp.default_url=/lab/tree/chapters/{chapter.file}.ipynb",
+        f"--LabApp.default_url=/lab/tree/{opened}",
         # No question about news, no look for updates: the course works without a network.
         f"--LabApp.app_settings_dir={Path(__file__).parent / 'jupyterlab'}",
         *(["--allow-root"] if getattr(os, "geteuid", lambda: 1)() == 0 else []),
@@ -70,6 +77,27 @@ def lab(context: typer.Context) -> None:
     ]
     os.chdir(root)
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})
+
+
+def chapter_to_open(workspace: Any, number: int | None = None) -> Any:
+    """Return the chapter with a number, or the first one that is not finished.
+
+    Raises:
+        UnknownExercise: the course has no chapter of this number.
+    """
+    from bertlab.course import outline
+
+    chapters = outline.chapters()
+    if number is not None:
+        if not 0 <= number < len(chapters):
+            raise outline.UnknownExercise(
+                f"--chapter is {number}; the course has chapters 0 to {len(chapters) - 1}"
+            )
+        return chapters[number]
+    return next(
+        (c for c in chapters for e in c.exercises if workspace.status(e.id) != "passed"),
+        chapters[0],
+    )
 
 
 @app.command()
@@ -267,17 +295,64 @@ def release(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> No
     typer.echo(f"a student's copy is in {folder}")
 
 
+@app.command()
+def update(
+    newer: Annotated[Path, typer.Argument(help="The folder of the newer release.")],
+    dry_run: Annotated[bool, typer.Option(help="Say what would be done, and do nothing.")] = False,
+) -> None:
+    """Bring this copy to a newer release; what you wrote stays."""
+    from bertlab.course import outline
+    from bertlab.course import update as maker
+
+    root = outline.COURSE_ROOT
+    if (root / "solutions").is_dir():
+        raise FileExistsError("this is the authors' course; `update` is for a student's copy")
+    plan, backup = (maker.plan(root, newer), None) if dry_run else maker.update(root, newer)
+    for conflict in plan.conflicts:
+        typer.echo(f"! {conflict.what}: {conflict.outcome}")
+        if conflict.difference:
+            typer.echo("    " + conflict.difference.replace("\n", "\n    "))
+    if dry_run:
+        typer.echo(f"{len(plan.writes)} files would be written; nothing was done")
+        return
+    typer.echo(f"Updated. What you wrote is in place: {', '.join(plan.carried) or 'nothing yet'}.")
+    if backup is not None:
+        typer.echo(f"Files as they were before: {backup.relative_to(root)}")
+    typer.echo("`make lab` installs what is new; `bertlab status` shows what to check again.")
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def book(context: typer.Context) -> None:
+def book(
+    context: typer.Context,
+    edition: Annotated[
+        str, typer.Option(help="student, or instructor: with solutions, below site-instructor/.")
+    ] = "student",
+) -> None:
     """Make the chapters into a website below site/; further options go to mdBook."""
+    if context.args[:1] == ["preprocess"]:  # called by mdBook itself
+        _preprocess(context.args[1:])
+        return
     from bertlab.course import outline
     from bertlab.course.authoring import book as maker
 
-    if context.args[:1] == ["preprocess"]:  # called by mdBook itself
-        if context.args[1:2] != ["supports"]:
-            typer.echo(maker.preprocess(sys.stdin.read()))
-        return
-    raise typer.Exit(maker.make(outline.COURSE_ROOT, context.args))
+    try:
+        raise typer.Exit(maker.make(outline.COURSE_ROOT, edition, tuple(context.args)))
+    except ValueError as error:
+        typer.echo(f"bertlab book: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _preprocess(words: list[str]) -> None:
+    """Answer mdBook: ``supports RENDERER`` by the exit status, else turn the book into pages."""
+    if words[:1] == ["supports"]:
+        raise typer.Exit(0 if words[1:] == ["html"] else 1)
+    from bertlab.course.authoring import book as maker
+
+    try:
+        sys.stdout.write(maker.preprocess(sys.stdin.read()))
+    except (ValueError, RuntimeError) as error:
+        typer.echo(f"bertlab book: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":

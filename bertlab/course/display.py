@@ -5,9 +5,11 @@ addresses, no paths, rounded numbers. Colour never carries meaning alone: each s
 word and a sign.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 SIGNS = {"passed": "✓", "failed": "✗", "error": "!", "todo": "○", "stale": "↻", "note": "i"}
@@ -20,36 +22,10 @@ WORDS = {
     "note": "",
 }
 
-#: The one place where the look is defined. Variables fall back from JupyterLab's theme to
-#: VS Code's and then to plain colours, so that cards can be read in light and dark. The class is
-#: written twice where JupyterLab's own rule for tables (text to the right) would win otherwise.
-STYLE = """<style>
-.bertlab { --bl-text: var(--jp-ui-font-color0, var(--vscode-foreground, #1f2328));
-  --bl-soft: var(--jp-ui-font-color1, var(--vscode-foreground, #424a53));
-  --bl-back: var(--jp-layout-color1, var(--vscode-editor-background, #fff));
-  --bl-line: var(--jp-border-color1, var(--vscode-panel-border, #c4c9d0));
-  --bl-sign: #57606a; color: var(--bl-text); max-width: 46em;
-  font: 14px/1.5 system-ui, sans-serif; }
-.bertlab.card { border: 1px solid var(--bl-line); border-left: 5px solid var(--bl-sign);
-  border-radius: 4px; padding: .55em .9em; margin: .4em 0; background: var(--bl-back); }
-.bertlab.passed { --bl-sign: #1a7f37; } .bertlab.failed { --bl-sign: #bc4c00; }
-.bertlab.error { --bl-sign: #cf222e; } .bertlab.stale { --bl-sign: #8250df; }
-.bertlab .head { display: flex; gap: .6em; align-items: baseline; }
-.bertlab .head b { flex: 1; }
-.bertlab .sign { background: var(--bl-sign); color: #fff; border-radius: 3px; padding: 0 .45em;
-  font-weight: 600; white-space: nowrap; }
-.bertlab p { margin: .45em 0 0; } .bertlab ul { margin: .45em 0 0; padding-left: 1.2em; }
-.bertlab .soft { color: var(--bl-soft); font-size: .93em; }
-.bertlab pre, .bertlab code {
-  font: 12.5px/1.45 var(--jp-code-font-family, ui-monospace, monospace); }
-.bertlab pre { margin: .45em 0 0; padding: .45em .6em; overflow-x: auto; color: inherit;
-  background: var(--jp-layout-color2, rgba(128,128,128,.12)); }
-.bertlab table { border-collapse: collapse; margin: .5em 0 0; color: inherit; font-size: inherit; }
-.bertlab.bertlab td, .bertlab.bertlab th { border-bottom: 1px solid var(--bl-line);
-  padding: .22em .8em .22em 0; text-align: left; vertical-align: top; background: transparent; }
-.bertlab th { font-weight: 600; } .bertlab .chip { white-space: nowrap; }
-.bertlab.bertlab td.number { text-align: right; white-space: nowrap; }
-</style>"""
+#: The look of everything shown: see ``look.css``. Comments are left out of what notebooks store.
+STYLE = "<style>\n{}</style>".format(
+    re.sub(r"/\*.*?\*/\n", "", (Path(__file__).parent / "look.css").read_text(), flags=re.DOTALL)
+)
 
 
 @dataclass(frozen=True)

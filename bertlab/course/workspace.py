@@ -246,7 +246,7 @@ class Workspace:
         try:
             with self._locked():
                 self._remember(exercise_id, facts)
-        except OSError:
+        except (OSError, WorkspaceError):
             return
 
     def _remember(self, exercise_id: str, facts: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from bertlab.course import outline
@@ -55,14 +56,31 @@ def test_an_edited_solved_notebook_is_noticed(course):
     ]
 
 
-def test_changed_prose_asks_for_a_build(course):
+def test_changed_prose_asks_for_a_build_that_executes_nothing(course, monkeypatch):
     path = course / "solutions" / "chapters" / "00_start_here.md"
     path.write_text(path.read_text().replace("Start here", "Begin here", 1))
-    wrong = builder.check(course).wrong
-    assert wrong == [
+    assert builder.check(course).wrong == [
         "chapters/00_start_here.ipynb is out of date",
-        "solutions/chapters/00_start_here.ipynb was executed on other code or prose",
+        "solutions/chapters/00_start_here.ipynb is out of date",
     ]
+    solved = course / "solutions" / "chapters" / "00_start_here.ipynb"
+    before = nbformat.read(solved, as_version=4).cells
+    monkeypatch.setattr(builder, "executed", lambda *words: pytest.fail("it was executed"))
+    builder.build(course)
+    assert builder.check(course).wrong == []
+    after = nbformat.read(solved, as_version=4).cells
+    assert "Begin here" in after[0].source
+    assert [cell.get("outputs") for cell in after] == [cell.get("outputs") for cell in before]
+
+
+def test_changed_code_of_a_chapter_is_executed(course, monkeypatch):
+    path = course / "solutions" / "chapters" / "00_start_here.md"
+    path.write_text(path.read_text().replace("h, i = base", "h,  i = base", 1))
+    assert "00_start_here.ipynb was executed on other code" in str(builder.check(course).wrong)
+    monkeypatch.setattr(builder, "executed", lambda *words: "run")
+    report = builder.build(course)
+    assert "solutions/chapters/00_start_here.ipynb" in report.made
+    assert (course / "solutions" / "chapters" / "00_start_here.ipynb").read_text() == "run"
 
 
 def test_a_changed_solution_asks_for_a_build(course):

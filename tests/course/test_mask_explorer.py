@@ -49,7 +49,9 @@ def test_a_place_behind_the_end_is_the_last_piece():
 
 
 def test_the_bars_are_as_long_as_the_probabilities(found):
-    widths = re.findall(r"height:1em;width:([0-9.]+)em", explorer.render(explorer.SENTENCE, 7).html)
+    widths = re.findall(
+        r'class="bar plain" style="width:([0-9.]+)em', explorer.render(explorer.SENTENCE, 7).html
+    )
     lengths = [float(width) for width in widths]
     longest = lengths[0] / found.best[0][1]
     assert lengths == pytest.approx([longest * p for _, p in found.best], abs=longest * 1e-3)

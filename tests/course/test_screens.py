@@ -5,8 +5,6 @@ either way.
 """
 
 import json
-import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,8 +15,13 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from bertlab.course import outline
 from bertlab.course.authoring.chapters import environment
+from bertlab.course.display import STYLE, card
 from bertlab.course.regions import find_regions
+
+from . import browser as browsing
+from .browser import photograph
 
 pytestmark = pytest.mark.browser
 
@@ -32,6 +35,18 @@ def scaled_dot_product_attention(query, key, value, mask=None):
 """
 
 
+#: The explorers of ``bertlab/course/widgets``, in the order of the cells that show them.
+EXPLORERS = (
+    "parameter_explorer",
+    "tokenizer_explorer",
+    "embedding_explorer",
+    "attention_explorer",
+    "agreement_explorer",
+    "mask_explorer",
+)
+FIRST = 4  # the cell of the first explorer, counted from 0
+
+
 @pytest.fixture(scope="module")
 def copy(root, pristine_copy, tmp_path_factory) -> Path:
     """A student's copy with one more notebook, which shows everything there is to see."""
@@ -43,10 +58,7 @@ def copy(root, pristine_copy, tmp_path_factory) -> Path:
         f"%%fill 0.1\n{find_regions(source)['0.1'].text}",
         WRONG,
         "%status",
-        "from bertlab.course.widgets.tokenizer_explorer import tokenizer_explorer\n"
-        "tokenizer_explorer()",
-        "from bertlab.course.widgets.attention_explorer import attention_explorer\n"
-        "attention_explorer()",
+        *(f"from bertlab.course.widgets.{n} import {n}\n{n}()" for n in EXPLORERS),
     ]
     node = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
@@ -97,34 +109,23 @@ def _waited_for(runtime: Path, server: subprocess.Popen, log: Path) -> str:
 @pytest.fixture(scope="module")
 def page(address):
     """The notebook, open in a browser, after Run All Cells."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=os.environ.get("BERTLAB_CHROMIUM") or shutil.which("chromium"),
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
+    with browsing.chromium() as browser:
         # Tall, because JupyterLab takes cells that are out of sight off the page.
-        page = browser.new_page(viewport={"width": 1440, "height": 3600})
-        page.requests_elsewhere = []  # type: ignore[attr-defined]  # a note for one test
-        page.on("request", lambda request: _note_elsewhere(page, request.url))
+        page = browser.new_page(viewport={"width": 1440, "height": 5200})
+        page.notes = browsing.Notes()  # type: ignore[attr-defined]  # for one test
+        page.notes.watch(page)  # type: ignore[attr-defined]
         page.goto(f"{address}/lab/tree/chapters/screens.ipynb", timeout=90_000)
         page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
         page.get_by_text("(ipykernel) | Idle").wait_for(timeout=90_000)
         page.get_by_text("Run", exact=True).first.click()
         page.locator(".lm-Menu-item[data-command='runmenu:run-all']").click()
         try:
-            page.wait_for_selector(".bertlab-view >> nth=1", timeout=120_000)
+            last = f".bertlab-view >> nth={len(EXPLORERS) - 1}"
+            page.wait_for_selector(last, timeout=240_000)
         except Exception:
-            photograph(page, page, "run_all_failed")
+            photograph(page, "run_all_failed")
             raise
         yield page
-        browser.close()
-
-
-def _note_elsewhere(page, url: str) -> None:
-    if not re.match(r"(https?|wss?)://127\.0\.0\.1|data:|blob:|about:", url):
-        page.requests_elsewhere.append(url)
 
 
 def outputs(page, number: int):
@@ -134,11 +135,29 @@ def outputs(page, number: int):
     return cell.locator(".jp-Cell-outputArea")
 
 
-def photograph(page, area, name: str) -> None:
-    folder = os.environ.get("BERTLAB_SCREENSHOTS")
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        area.screenshot(path=str(Path(folder) / f"{name}.png"))
+def explorer(page, name: str):
+    """Return the output area of an explorer."""
+    return outputs(page, FIRST + EXPLORERS.index(name))
+
+
+def picture(area) -> str:
+    """Return what an explorer shows below its controls, as HTML."""
+    return area.locator(".bertlab-view .widget-html-content").last.inner_html()
+
+
+def wait_for_text(page, area, text: str) -> None:
+    """Wait until an explorer shows a text below its controls."""
+    found = area.locator(".bertlab-view .widget-html-content").last.filter(has_text=text)
+    found.wait_for(timeout=30_000)
+
+
+def type_into(area, number: int, text: str) -> None:
+    """Type over what stands in a text control, and leave it with Tab."""
+    box = area.locator("textarea, input[type=text]").nth(number)
+    box.click()
+    box.press("Control+a")
+    box.press_sequentially(text)
+    box.press("Tab")
 
 
 def test_a_right_part_shows_a_passed_card(page):
@@ -146,7 +165,7 @@ def test_a_right_part_shows_a_passed_card(page):
     card = area.locator(".bertlab.card.passed")
     assert "✓ passed" in card.inner_text()
     assert card.evaluate("e => getComputedStyle(e).borderLeftWidth") == "5px"
-    photograph(page, area, "card_passed")
+    photograph(area, "card_passed")
 
 
 def test_a_known_mistake_is_named_on_the_card(page):
@@ -154,68 +173,186 @@ def test_a_known_mistake_is_named_on_the_card(page):
     text = area.locator(".bertlab.card.failed").inner_text()
     assert "✗ not yet" in text
     assert "It does what people get when" in text and "scaled" in text
-    photograph(page, area, "card_failed")
+    photograph(area, "card_failed")
 
 
-def test_the_status_shows_the_course_at_a_glance(page):
+def test_the_status_shows_the_course_as_a_path(page):
     area = outputs(page, 3)
-    text = area.inner_text()
-    assert "The course at a glance" in text and "Attention" in text and "Next:" in text
-    photograph(page, area, "status")
+    steps = [text.split("\n") for text in area.locator(".path li").all_inner_texts()]
+    assert len(steps) == len(outline.chapters())
+    assert steps[0][:2] == ["0 Start here", "1 of 1 done"]
+    assert steps[1][0].startswith("→ 1 ") and "min left" in steps[1][1]
+    assert "✗ 3.1" in steps[3][2].replace("\u2002", " ") and "○" in steps[3][2]
+    assert area.locator(".path li.here").count() == 1
+    photograph(area, "status")
 
 
-def test_the_tokenizer_explorer_follows_what_is_typed(page):
-    area = outputs(page, 4)
-    photograph(page, area, "tokenizer_before")
-    box = area.locator("textarea, input[type=text]").first
-    box.click()
-    box.fill("unhappiness")
-    box.press("Tab")
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('.bertlab-view')].some("
-        "e => e.innerText.includes('##iness'))",
-        timeout=20_000,
-    )
-    photograph(page, area, "tokenizer_after")
+# --- the explorers ---
 
 
-def test_the_attention_explorer_follows_a_click(page):
-    area = outputs(page, 5)
-    area.scroll_into_view_if_needed()
-    before = area.locator(".bertlab-view .widget-html").last.inner_html()
-    photograph(page, area, "attention_before")
+def test_every_explorer_of_the_course_is_driven_here(page):
+    folder = Path(outline.__file__).parent / "widgets"
+    there = {path.stem for path in folder.glob("*.py")} - {"__init__", "view"}
+    assert there == set(EXPLORERS)
+    driven = {name for name in globals() if name.startswith("test_the_")}
+    for name in EXPLORERS:
+        assert any(name in test for test in driven), name
+
+
+def test_the_parameter_explorer_follows_the_arrow_keys(page):
+    area = explorer(page, "parameter_explorer")
+    assert "109,482,240 parameters" in picture(area)
+    area.locator(".noUi-handle").first.focus()
+    page.keyboard.press("ArrowLeft")
+    wait_for_text(page, area, "102,394,368 parameters")  # 11 layers
+    page.keyboard.press("Tab")  # to the number beside the slider
+    page.keyboard.press("Tab")  # to the next slider
+    page.keyboard.press("ArrowLeft")  # 704 wide
+    page.wait_for_timeout(1_000)
+    assert "102,394,368" not in picture(area)
+    photograph(area, "parameter_explorer")
+
+
+def test_the_tokenizer_explorer_follows_typing_and_a_click(page):
+    area = explorer(page, "tokenizer_explorer")
+    type_into(area, 0, "unhappiness of BERT")
+    wait_for_text(page, area, "##iness")
+    assert "unknown: " not in picture(area)
+    area.locator("input[type=checkbox]").click()  # the vocabulary knows no capitals
+    wait_for_text(page, area, "✗ unknown: BERT")
+    photograph(area, "tokenizer_explorer")
+
+
+def test_the_embedding_explorer_follows_typing_and_says_what_it_cannot_show(page):
+    area = explorer(page, "embedding_explorer")
+    type_into(area, 0, "python")
+    wait_for_text(page, area, "Nearest to python")
+    assert "snakes" in picture(area)
+    type_into(area, 0, "unhappiness")
+    wait_for_text(page, area, "is not one piece of the vocabulary")
+    type_into(area, 0, "good")
+    type_into(area, 1, "a short sentence")
+    wait_for_text(page, area, "sentence")
+    wait_for_text(page, area, "Nearest to good")
+    photograph(area, "embedding_explorer")
+
+
+def test_the_attention_explorer_follows_clicks_keys_and_typing(page):
+    area = explorer(page, "attention_explorer")
     handle = area.locator(".noUi-handle").first
     handle.click()
     handle.press("ArrowRight")
-    page.wait_for_timeout(2_000)
-    after = area.locator(".bertlab-view .widget-html").last.inner_html()
-    assert after != before
-    photograph(page, area, "attention_after")
+    wait_for_text(page, area, "layer 2, head 3")
+    area.locator(".noUi-handle").nth(1).press("ArrowLeft")
+    wait_for_text(page, area, "layer 2, head 2")
+    type_into(area, 0, "It returns (nearly always) nothing.")
+    wait_for_text(page, area, "nearly")
+    assert area.locator("svg[role=img][aria-label]").count() == 2
+    photograph(area, "attention_explorer")
 
 
-def test_nothing_was_asked_of_another_host(page):
-    assert page.requests_elsewhere == []
+def test_the_agreement_explorer_follows_its_menus(page):
+    area = explorer(page, "agreement_explorer")
+    wait_for_text(page, area, "layer 3: tanh-GELU")
+    area.locator("select").first.select_option("none")
+    wait_for_text(page, area, "every part agrees")
+    area.locator("select").first.select_option("query and key are exchanged")
+    area.locator(".noUi-handle").first.press("ArrowLeft")
+    wait_for_text(page, area, "layer 2: query and key are exchanged")
+    wait_for_text(page, area, "the first part to depart: ")
+    area.locator("select").nth(1).select_option("float64")
+    wait_for_text(page, area, "In float64")
+    photograph(area, "agreement_explorer")
 
 
-def test_the_cards_can_be_read_in_the_dark_theme(page):
+def test_the_mask_explorer_follows_the_slider_and_typing(page):
+    area = explorer(page, "mask_explorer")
+    assert "[MASK] (array)" in picture(area)
+    area.locator(".noUi-handle").first.press("ArrowLeft")
+    wait_for_text(page, area, "[MASK] (the)")
+    type_into(area, 0, "the matrix must be square")
+    wait_for_text(page, area, "square")
+    assert "rank" in picture(area)
+    photograph(area, "mask_explorer")
+
+
+def test_nothing_failed_and_nothing_was_asked_of_another_host(page):
+    assert page.notes.elsewhere == []
+    assert page.notes.failed == []
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
+def test_everything_can_be_read_in_both_themes(page, theme):
     page.get_by_text("Settings", exact=True).first.click()
     page.get_by_text("Theme", exact=True).first.hover()
-    page.get_by_text("JupyterLab Dark", exact=True).first.click()
-    page.wait_for_selector("[data-jp-theme-light='false']", state="attached", timeout=20_000)
-    card = outputs(page, 2).locator(".bertlab.card")
-    colours = card.evaluate("e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]")
-    assert contrast(*colours) >= 4.5, colours
-    photograph(page, outputs(page, 2), "card_failed_dark")
-    photograph(page, outputs(page, 5), "attention_dark")
+    page.get_by_text(theme, exact=True).first.click()
+    light = "true" if theme.endswith("Light") else "false"
+    page.wait_for_selector(f"[data-jp-theme-light='{light}']", state="attached", timeout=20_000)
+    page.wait_for_timeout(1_000)
+    cards = page.locator(".bertlab")
+    assert cards.count() >= 10
+    assert browsing.low_contrast(page, only=".bertlab, .bertlab-view") == []
+    photograph(page, f"everything_{light}")
 
 
-def contrast(first: str, second: str) -> float:
-    """Return the contrast ratio of two CSS colours, as WCAG 2 defines it."""
+def test_the_cards_can_be_read_in_vs_code(page):
+    """The same cards on a page with VS Code's variables and not JupyterLab's."""
+    html = card("failed", "3.1 title", ["a `name`"], code="x = 1", soft=["small print"]).html
+    dark = "--vscode-foreground:#ccc;--vscode-editor-background:#1f1f1f;--vscode-panel-border:#333"
+    vscode = page.context.browser.new_page()
+    for look in (f"{dark};background:#1f1f1f", "background:#fff"):
+        vscode.set_content(f"<body style='{look}'>{STYLE}{html}</body>")
+        assert browsing.low_contrast(vscode) == []
+    vscode.close()
 
-    def luminance(colour: str) -> float:
-        channels = [float(part) / 255 for part in re.findall(r"[\d.]+", colour)[:3]]
-        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    bright, dark = sorted((luminance(first), luminance(second)), reverse=True)
-    return (bright + 0.05) / (dark + 0.05)
+# --- last, because it stops the kernel ---
+
+
+def restart(page) -> None:
+    page.get_by_text("Kernel", exact=True).first.click()
+    page.locator(".lm-Menu-item[data-command='kernelmenu:restart']").click()
+    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    page.get_by_text("(ipykernel) | Idle").wait_for(timeout=90_000)
+
+
+def save_and_reload(page) -> None:
+    page.keyboard.press("Control+s")
+    page.wait_for_timeout(3_000)
+    page.reload()
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
+    page.get_by_text("(ipykernel) | Idle").wait_for(timeout=90_000)
+
+
+def test_a_reload_and_a_restart_leave_what_was_shown(page):
+    """The picture of every explorer stays on a page loaded anew, and without its kernel."""
+    before = [picture(explorer(page, name)) for name in EXPLORERS]
+    save_and_reload(page)
+    page.wait_for_selector(f".bertlab-view >> nth={len(EXPLORERS) - 1}", timeout=60_000)
+    assert [picture(explorer(page, name)) for name in EXPLORERS] == before
+    restart(page)
+    assert [picture(explorer(page, name)) for name in EXPLORERS] == before
+
+
+def test_an_explorer_that_jupyterlab_has_lost_says_what_brings_it_back(page):
+    save_and_reload(page)  # after the restart: there is no state to be saved
+    lost = page.locator(".jp-OutputArea-output.jupyter-widgets", has_text="model not found")
+    lost.nth(len(EXPLORERS) - 1).wait_for(state="attached", timeout=60_000)
+    size, said = lost.first.evaluate(
+        "e => [getComputedStyle(e).fontSize, getComputedStyle(e, '::after').content]"
+    )
+    assert size == "0px" and "Run this cell" in said
+    photograph(page, "after_restart")
+
+
+def test_the_landing_page_leads_to_the_next_exercise(page, address):
+    page = page.context.browser.new_page(viewport={"width": 1440, "height": 1000})
+    page.goto(address, timeout=90_000)  # what `bertlab lab` opens
+    link = page.locator(".jp-MarkdownViewer a", has_text="chapter 0, Start here")
+    link.wait_for(timeout=90_000)
+    assert page.locator(".jp-MarkdownViewer table tr").count() == 1 + len(outline.chapters())
+    photograph(page, "landing")
+    link.click()
+    page.wait_for_url("**/chapters/00_start_here.ipynb*", timeout=90_000)
+    page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell", timeout=90_000)
+    page.close()

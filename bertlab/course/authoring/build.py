@@ -93,8 +93,10 @@ def build(
             continue
         if only is None and not _solved_is_wrong(root, chapter, manifest):
             continue
-        progress(f"executing {chapter.file} ...")
-        text = executed(root, chapter)
+        text = None if only else refreshed(root, chapter, manifest)
+        if text is None:
+            progress(f"executing {chapter.file} ...")
+            text = executed(root, chapter)
         write_atomically(root / path, text)
         manifest[path] = _hash(text)
         manifest[f"{path}#source"] = sources.source_hash(root, chapter)
@@ -119,6 +121,18 @@ def check(root: Path) -> Report:
         if wrong:
             report.wrong.append(wrong)
     return report
+
+
+def refreshed(root: Path, chapter: outline.Chapter, manifest: dict[str, str]) -> str | None:
+    """Return the solved notebook with new prose and the stored outputs; None if code changed."""
+    path = f"solutions/chapters/{chapter.file}.ipynb"
+    text = _text(root, path)
+    as_made = text is not None and manifest.get(path) == _hash(text)
+    if not as_made or manifest.get(f"{path}#source") != sources.source_hash(root, chapter):
+        return None
+    made = sources.notebook(root, chapter, solved=True)
+    node = sources.with_outputs_of(made, nbformat.reads(text, as_version=4))
+    return None if node is None else sources.written(node)
 
 
 def executed(root: Path, chapter: outline.Chapter) -> str:
@@ -191,12 +205,16 @@ def _solved_is_wrong(root: Path, chapter: outline.Chapter, manifest: dict[str, s
     if manifest.get(path) != _hash(text):
         return f"{path} was edited by hand"
     if manifest.get(f"{path}#source") != sources.source_hash(root, chapter):
-        return f"{path} was executed on other code or prose"
+        return f"{path} was executed on other code"
     made = sources.notebook(root, chapter, solved=True)
     stored = nbformat.reads(text, as_version=4)
-    if [cell.source for cell in made.cells] != [cell.source for cell in stored.cells]:
+    if _sources(made) != _sources(stored):
         return f"{path} is out of date"
     return ""
+
+
+def _sources(node: nbformat.NotebookNode) -> list[tuple[str, str, str]]:
+    return [(cell.id, cell.source, cell.metadata.get("alt", "")) for cell in node.cells]
 
 
 def _edited(root: Path, path: str, text: str, manifest: dict[str, str]) -> bool:

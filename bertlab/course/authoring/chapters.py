@@ -66,6 +66,8 @@ def _cell(
     metadata = NotebookNode()
     if cell.metadata.get("tags"):
         metadata["tags"] = list(cell.metadata["tags"])
+    if cell.metadata.get("alt"):  # what stands for a figure where it cannot be seen
+        metadata["alt"] = cell.metadata["alt"]
     return NotebookNode(
         cell_type="code",
         id=identity,
@@ -92,15 +94,31 @@ def written(node: NotebookNode) -> str:
 
 
 def source_hash(root: Path, chapter: outline.Chapter) -> str:
-    """Return a hash of what a solved notebook is made from: its prose, code and checks."""
+    """Return a hash of what the outputs of a solved notebook come from: its code and its checks.
+
+    Prose is not in it: to mend a sentence, nothing need be executed again.
+    """
     modules = sorted({entry.module for entry in chapter.exercises})
-    paths = [root / "solutions" / "chapters" / f"{chapter.file}.md"]
-    paths += [root / "solutions" / "bertlab" / f"{module}.py" for module in modules]
+    paths = [root / "solutions" / "bertlab" / f"{module}.py" for module in modules]
     paths += [root / "bertlab" / "course" / "exercises" / f"chapter_{chapter.number}.py"]
     digest = hashlib.sha256()
+    for cell in notebook(root, chapter, solved=True).cells:
+        if cell.cell_type == "code":
+            digest.update(f"{cell.source}\0{cell.metadata.get('tags', '')}\0".encode())
     for path in paths:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def with_outputs_of(node: NotebookNode, stored: NotebookNode) -> NotebookNode | None:
+    """Return a notebook with the outputs of an executed one; None unless their code is the same."""
+    code = [cell for cell in node.cells if cell.cell_type == "code"]
+    executed = [cell for cell in stored.cells if cell.cell_type == "code"]
+    if [cell.source for cell in code] != [cell.source for cell in executed]:
+        return None
+    for cell, other in zip(code, executed, strict=True):
+        cell.outputs, cell.execution_count = other.outputs, other.execution_count
+    return node
 
 
 def execute(node: NotebookNode, folder: Path, root: Path) -> NotebookNode:

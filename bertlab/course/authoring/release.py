@@ -4,6 +4,7 @@ The copy is made from the sources, not from what lies in the author's working tr
 made anew, notebooks too. Only what is listed here is copied, so a forgotten file cannot leak.
 """
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from bertlab.course import outline
 from bertlab.course.authoring import chapters as sources
 from bertlab.course.regions import stub_module
+from bertlab.course.update import RECORD, handed_out
 from bertlab.course.workspace import write_atomically
 
 #: Files and folders of the root that a student's copy has as they are.
@@ -56,6 +58,14 @@ def release(root: Path, target: Path) -> None:
         node = sources.notebook(root, chapter, solved=False)
         write_atomically(target / "chapters" / f"{chapter.file}.ipynb", sources.written(node))
     write_atomically(target / "chapters" / "SUMMARY.md", sources.summary(outline.chapters(root)))
+    record(target)
+
+
+def record(target: Path) -> None:
+    """Write down what was handed out, so that `bertlab update` knows what a student changed."""
+    files = sorted(path for path in target.rglob("*") if path.is_file())
+    text = json.dumps(handed_out(target, files), indent=1, sort_keys=True)
+    write_atomically(target / RECORD, text + "\n")
 
 
 def without_dead_links(page: Path) -> str:

@@ -288,7 +288,7 @@ def render(fault: str, layer: int, precision: str = "float32") -> Shown:
     first = found.first_departure
     verdict = "every part agrees" if first is None else f"the first part to depart: {first.name}"
     html = (
-        f'<div class="bertlab" style="max-width:none"><p><b>{escape(title)}</b>. {_coded(story)}'
+        f'<div class="bertlab wide"><p><b>{escape(title)}</b>. {_coded(story)}'
         f"</p><p>In {precision}, <b>{escape(verdict)}</b>.</p>{picture(found.parts)}"
         '<p class="soft">The largest error of each part at real tokens, on a logarithmic scale, in '
         "the order in which the model runs. A hollow mark is an error that rounding explains. "

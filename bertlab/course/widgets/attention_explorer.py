@@ -149,7 +149,7 @@ def render(sentence: str, layer: int, head: int) -> Shown:
     of_head = weights[layer - 1, head - 1]
     title = f"layer {layer}, head {head}"
     html = (
-        f'<div class="bertlab" style="max-width:none"><p><b>MiniLM, {title}</b></p>'
+        f'<div class="bertlab wide"><p><b>MiniLM, {title}</b></p>'
         '<div style="display:flex;flex-wrap:wrap;gap:2.5em;align-items:flex-end">'
         f"{heat_map(tokens, of_head)}{arcs(tokens, of_head)}</div>"
         '<p class="soft">Left: a row for the token that asks, a column for the token it looks at; '

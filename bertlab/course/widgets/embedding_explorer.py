@@ -13,7 +13,7 @@ from bertlab.course.reference import minilm_folder, vocabulary, vocabulary_file
 from bertlab.course.widgets.view import View
 
 NAMES = ("word", "position", "token_type")
-COLOURS = ("#2f6db5", "#d9822b", "#9aa4ae")
+BARS = ("first", "second", "third")  # classes of look.css
 MOST_TOKENS = 24
 
 
@@ -92,19 +92,23 @@ def render(piece: str, sentence: str) -> Shown:
     norms = sentence_norms(sentence)
     html = [f"<p><b>Nearest to {escape(piece)}</b> among 30,522 word vectors (cosine)</p><table>"]
     html += [
-        f"<tr><td>{escape(name)}</td><td style='width:14em'>{_bar(14 * cosine, COLOURS[0])}</td>"
+        f"<tr><td>{escape(name)}</td><td style='min-width:14em'>{_bar(14 * cosine, BARS[0])}</td>"
         f"<td class=number>{cosine:.2f}</td></tr>"
         for name, cosine in neighbors
     ]
     html += ["</table><p><b>Lengths of the vectors that are added</b> for each token</p>"]
-    html += ["<table><tr><th>token</th><th>word, position, token type</th>"]
+    legend = ", ".join(
+        f"{_bar(1, look)} {name}"
+        for look, name in zip(BARS, ("word", "position", "type"), strict=True)
+    )
+    html += [f"<table><tr><th>token</th><th>{legend}</th>"]
     html += ["<th>word</th><th>position</th><th>type</th><th>sum</th></tr>"]
     for token in norms:
         lengths = (token.word, token.position, token.token_type)
-        bars = "".join(_bar(5 * n, c) for n, c in zip(lengths, COLOURS, strict=True))
+        bars = "".join(_bar(5 * n, look) for n, look in zip(lengths, BARS, strict=True))
         cells = "".join(f"<td class=number>{n:.2f}</td>" for n in (*lengths, token.total))
         html += [
-            f"<tr><td>{escape(token.piece)}</td><td style='width:24em'>{bars}</td>{cells}</tr>"
+            f"<tr><td>{escape(token.piece)}</td><td style='min-width:24em'>{bars}</td>{cells}</tr>"
         ]
     return Shown(
         f'<div class="bertlab">{"".join(html)}</table></div>', _text(piece, neighbors, norms)
@@ -127,11 +131,8 @@ def embedding_explorer(piece: str = "king", sentence: str = "the dog bites the m
     )
 
 
-def _bar(width: float, colour: str) -> str:
-    return (
-        f'<div style="display:inline-block;vertical-align:middle;width:{max(width, 0):.2f}em;'
-        f'height:.9em;background:{colour};border-right:1px solid var(--bl-back)"></div>'
-    )
+def _bar(width: float, look: str) -> str:
+    return f'<div class="bar {look}" style="width:{max(width, 0):.2f}em"></div>'
 
 
 def _text(piece: str, neighbors: list[tuple[str, float]], norms: list[TokenNorms]) -> str:

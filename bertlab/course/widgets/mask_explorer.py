@@ -180,7 +180,7 @@ def render(sentence: str, place: int) -> Shown:
     last = f"The piece that stood there, {true}, has rank {found.rank:,} of {_vocabulary():,}."
     html = (
         f'<div class="bertlab"><p><b>{escape(name)}</b></p><p>{" ".join(shown)}</p>'
-        f'<table><thead><tr><th>piece</th><th>probability</th><th style="width:{_BAR}em"></th>'
+        f"<table><thead><tr><th>piece</th><th>probability</th><th></th>"
         f"</tr></thead><tbody>{''.join(rows)}</tbody></table>"
         f'<p>{escape(last)}</p><p class="soft">✓ marks the piece that stood there.</p></div>'
     )
@@ -192,11 +192,11 @@ def render(sentence: str, place: int) -> Shown:
 
 
 def _row(piece: str, value: float, is_true: bool) -> str:
-    style = f"height:1em;width:{_BAR * round(value, 3):.2f}em;background:currentColor;opacity:.75"
+    style = f"width:{_BAR * round(value, 3):.2f}em"
     return (
         f'<tr><td style="white-space:nowrap">{escape(piece)}{" ✓" if is_true else ""}</td>'
-        f'<td class="number">{_percent(value)}</td><td style="width:{_BAR}em">'
-        f'<div role="img" aria-label="{_percent(value)}" style="{style}"></div></td></tr>'
+        f'<td class="number">{_percent(value)}</td><td style="min-width:{_BAR}em">'
+        f'<div class="bar plain" style="{style}"></div></td></tr>'
     )
 
 

@@ -7,7 +7,7 @@ import ipywidgets
 from bertlab.course.display import Shown
 from bertlab.course.widgets.view import View
 
-_HATCH = ("#2f6db5", "#6fa3d8", "#d9822b", "#9aa4ae")
+_BARS = ("first", "fourth", "second", "third")  # classes of look.css
 
 
 def parameter_shares(
@@ -31,11 +31,11 @@ def render(layers: int, width: int, vocab_size: int, inner: int) -> Shown:
     shares = parameter_shares(layers, width, vocab_size, inner)
     total = sum(shares.values())
     rows, lines = [], [f"{total:,} parameters"]
-    for (name, count), colour in zip(shares.items(), _HATCH, strict=True):
+    for (name, count), look in zip(shares.items(), _BARS, strict=True):
         part = count / total
-        bar = f'<div style="width:{26 * part:.2f}em;height:1em;background:{colour}"></div>'
+        bar = f'<div class="bar {look}" style="width:{26 * part:.2f}em"></div>'
         rows.append(
-            f"<tr><td>{name}</td><td style='width:26em'>{bar}</td>"
+            f'<tr><td>{name}</td><td style="min-width:26em">{bar}</td>'
             f"<td class=number>{count:,}</td><td class=number>{part:.1%}</td></tr>"
         )
         lines.append(f"{name:<16} {count:>12,}  {part:6.1%}")
@@ -57,8 +57,9 @@ def parameter_explorer() -> View:
         {
             "layers": ipywidgets.IntSlider(12, 1, 24, description="layers", **wide),
             "width": ipywidgets.IntSlider(768, 64, 1024, 64, description="width", **wide),
+            # From 522, so that BERT's 30,522 is a place where the slider can stand.
             "vocab_size": ipywidgets.IntSlider(
-                30522, 1000, 120000, 500, description="vocabulary", **wide
+                30522, 522, 120522, 500, description="vocabulary", **wide
             ),
             "inner": ipywidgets.IntSlider(4, 1, 8, description="inner width / width", **wide),
         },
