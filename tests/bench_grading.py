@@ -172,6 +172,7 @@ def our_points(grades: Path) -> list[float]:
 def _run(command: list[str], **more: Any) -> str:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     environment |= {"BERTLAB_REFERENCE": "seeded", "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{Path(command[0]).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(command, env=environment, capture_output=True, text=True, **more)
     if done.returncode:
         raise RuntimeError(f"{command[:4]} failed:\n{done.stderr[-3000:]}")
