@@ -1351,7 +1351,7 @@ class FineTuningRun:
             train.set_epoch(epoch)
         self.open_bar(len(train) * self.settings.epochs, len(train) * epoch)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(random.Random(f"{self.settings.seed}, {epoch}").getrandbits(63))
+            seed_generators(random.Random(f"{self.settings.seed}, {epoch}").getrandbits(63), device)
             for place, batch in enumerate(on_device(train, device)):
                 yield len(train) * epoch + place, batch
 
@@ -1426,6 +1426,13 @@ class FineTuningRun:
         fields = {k: v for k, v in asdict(self.settings).items() if k != "checkpoint"}
         weights = fields["class_weights"]
         return fields | {"class_weights": None if weights is None else list(weights)}
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed PyTorch's global generators: that of the CPU, and that of the device."""
+    torch.default_generator.manual_seed(seed)
+    if device.type in ("cuda", "mps"):
+        getattr(torch, device.type).manual_seed(seed)
 
 
 @torch.no_grad()
