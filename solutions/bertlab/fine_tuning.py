@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -537,7 +538,7 @@ def best_pairs(
     scores = scores.masked_fill((tokens < 0) | (tokens >= max_tokens), -math.inf).flatten()
     values, chosen = scores.topk(min(n_best, len(scores)))
     for score, pair in zip(values.tolist(), chosen.tolist(), strict=True):
-        first, last = (spans[places[i]] for i in divmod(pair, len(places)))
+        first, last = (spans[int(places[i])] for i in divmod(pair, len(places)))
         if score > -math.inf and first is not None and last is not None:
             yield first, last, score
 
@@ -945,7 +946,7 @@ def encode_texts(
         texts, pairs: the texts, and the second text of each pair.
         labels: one for each text, which all of its windows get; none when None.
         max_length: in tokens, special ones included.
-        stride: how many tokens a window shares with the next.
+        stride: how many tokens a window shares with the next; at most a quarter of a window.
 
     Returns:
         The examples, for `pad_batch`, and for each the number of its text.
@@ -989,21 +990,20 @@ def encode_words(
     word has one. A sentence that is too long becomes several examples, which overlap by `stride`
     tokens.
     """
-    ids, word_ids = [], []
-    for number, word in enumerate(words):
-        pieces = tokenizer.encode(word)[1:-1] or [tokenizer.unk_token_id]
-        ids += pieces
-        word_ids += [number] * len(pieces)
-    if not ids:
-        raise ValueError("words is empty; a sentence has at least one")
-    examples = []
-    room = max_length - 2
-    places = sliding_windows(list(range(len(ids))), room, min(stride, room - 1))
-    for window in places:
+    require(len(words) > 0, "words", words, "at least one word")
+    pieces = [(i, number) for number, word in enumerate(words) for i in ids_of(tokenizer, word)]
+    ids, word_ids = zip(*pieces, strict=True)
+    examples, room = [], max_length - 2
+    for window in sliding_windows(list(range(len(ids))), room, min(stride, room - 1)):
         window_ids = [tokenizer.cls_token_id, *(ids[i] for i in window), tokenizer.sep_token_id]
         example = {"input_ids": window_ids, "token_type_ids": [0] * len(window_ids)}
         examples.append((example, [None, *(word_ids[i] for i in window), None]))
     return examples
+
+
+def ids_of(tokenizer: Any, word: str) -> list[int]:
+    """The ids of a word's pieces; a word without a piece is unknown."""
+    return tokenizer.encode(word)[1:-1] or [tokenizer.unk_token_id]
 
 
 def tagged_examples(
@@ -1542,11 +1542,9 @@ def word_logits(model: Any, tokenizer: Any, sentences: Sequence[Sequence[str]]) 
     outputs = iter(read_examples(model, examples, tokenizer.pad_token_id))
     found = []
     for words, windows in zip(sentences, read, strict=True):
-        ids = [tokenizer.encode(word)[1:-1] or [0] for word in words]
-        starts = [sum(map(len, ids[:number])) for number in range(len(words))]
-        vectors = [next(outputs).logits[1:-1] for _ in windows]
-        stitched = stitch_windows(vectors, sum(map(len, ids)), min(stride, limit - 3))
-        found.append(stitched[starts])
+        *starts, end = accumulate((len(ids_of(tokenizer, word)) for word in words), initial=0)
+        vectors = [next(outputs).logits[1:-1] for _ in windows]  # without [CLS] and [SEP]
+        found.append(stitch_windows(vectors, end, min(stride, limit - 3))[starts])
     return found
 
 
@@ -1555,7 +1553,7 @@ def predict_tags(
 ) -> list[list[str]]:
     """The tag of each word of each sentence; `names` are the tags by label."""
     logits = word_logits(model, tokenizer, sentences)
-    return [[names[label] for label in scores.argmax(dim=-1).tolist()] for scores in logits]
+    return [[names[int(i)] for i in scores.argmax(dim=-1)] for scores in logits]
 
 
 def pseudo_tag(
@@ -1566,11 +1564,11 @@ def pseudo_tag(
     threshold: float = 0.95,
 ) -> list[tuple[Sequence[str], list[str]]]:
     """`pseudo_label` for tags: `(words, tags)` of the sentences every word of which is sure."""
-    sure = []
+    sure: list[tuple[Sequence[str], list[str]]] = []
     for words, scores in zip(sentences, word_logits(model, tokenizer, sentences), strict=True):
         probabilities, labels = scores.softmax(dim=-1).max(dim=-1)
         if probabilities.min() >= threshold:
-            sure.append((words, [names[label] for label in labels.tolist()]))
+            sure.append((words, [names[int(label)] for label in labels]))
     return sure
 
 

@@ -172,7 +172,7 @@ class Adapter(nn.Module):
         """Return what Transformers' `BertModel` would."""
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-        read = self.read(input_ids, attention_mask, token_type_ids)
+        read = vars(self)["read"](input_ids, attention_mask, token_type_ids)
         return BaseModelOutputWithPooling(read.last_hidden_state, read.pooler_output)
 
 
@@ -1430,7 +1430,7 @@ def _drawn_tags(
     rng: np.random.Generator, words: int, kinds: str, types: Sequence[str]
 ) -> list[str]:
     letters = [kinds[i] for i in rng.integers(0, len(kinds), words)]
-    return [x if x == "O" else f"{x}-{types[rng.integers(len(types))]}" for x in letters]
+    return [x if x == "O" else f"{x}-{types[int(rng.integers(len(types)))]}" for x in letters]
 
 
 def _tag_cases(rng: np.random.Generator) -> Iterator[Case]:
@@ -2547,11 +2547,10 @@ class _FrozenInTheOptimizerAlone(Tuning):
             group["params"] = [p for p in group["params"] if p not in self.frozen]
         return [group for group in groups if group["params"]]
 
-    def epoch(self, *arguments: Any) -> list[float]:
-        losses = super().epoch(*arguments)
+    def restore(self, run: Any) -> None:
+        super().restore(run)
         for parameter in self.frozen:
             parameter.grad = None
-        return losses
 
 
 class _SlicedFreely(Tuning):
@@ -2779,17 +2778,15 @@ def _tuning_cases(rng: np.random.Generator) -> Iterator[Case]:
     curve = {"epochs": 8, "patience": 2, "warmup": 0.0, "learning_rate": 0.1}
     curve |= {"weight_decay": 0.0, "max_grad_norm": None}
     same = {**batch(8, 2), "labels": torch.ones(8).long()}  # learned in a few steps
-    inputs = {"train": [same], "validation": [same], "classes": 2, "settings": curve}
+    inputs: dict[str, Any] = {"train": [same], "validation": [same], "settings": curve}
     right = [5, 1, 8, 0, 3, 2, 1, 3]  # down, up, down to the lowest, up, a little down, ...
-    learned = case("the validation loss goes up and down", right=right, **inputs)
+    learned = case("the validation loss goes up and down", 2, right=right, **inputs)
     learned.inputs["state"]["classifier.weight"] *= 0.1
     learned.inputs["state"]["classifier.bias"] *= 0.1
     yield learned
-    for name, broken in (
-        ("no batch to train on", {"train": []}),
-        ("more layers are to be frozen than there are", {"settings": {"frozen_layers": 4}}),
-    ):
-        yield case(name, **broken, broken=True)
+    yield case("no batch to train on", train=[], broken=True)
+    many = {"frozen_layers": 4}
+    yield case("more layers are to be frozen than there are", settings=many, broken=True)
 
 
 def _tuning_probe(
@@ -3090,11 +3087,10 @@ class Pieces:
         self._theirs: Any = BertWordPieceTokenizer(vocab=vocab, lowercase=True)
         self.vocab = vocab
         self.vocab_size = len(vocab)
-        names = ("pad", "unk", "cls", "sep", "mask")
-        for name, token in zip(names, SPECIAL, strict=True):
-            setattr(self, f"{name}_token", token)
-            setattr(self, f"{name}_token_id", vocab[token])
+        self.pad_token, self.unk_token, self.cls_token, self.sep_token, self.mask_token = SPECIAL
         self.all_special_ids = [vocab[token] for token in SPECIAL]
+        self.pad_token_id, self.unk_token_id, self.cls_token_id = self.all_special_ids[:3]
+        self.sep_token_id, self.mask_token_id = self.all_special_ids[3:]
 
     def __call__(self, text: str, pair: str | None = None, return_offsets: bool = False) -> Any:
         read = self._theirs.encode(text, pair)
@@ -3973,7 +3969,8 @@ def _impact_cases(rng: np.random.Generator) -> Iterator[Case]:
         state |= drawn_layer(rng, "classifier", classes)
         inputs = {"pieces": pieces, "state": state, "text": text, **more}
         if "unlikely" in name:
-            read = _tokenizer(pieces)(*((text,) if isinstance(text, str) else text))
+            texts: Any = (text,) if isinstance(text, str) else text
+            read = _tokenizer(pieces)(*texts)
             batch = {key: torch.tensor([value]) for key, value in read.items()}
             inputs["target"] = int(TextModel(state)(**batch).logits.argmin())
         return Case(name, inputs)
@@ -4277,7 +4274,8 @@ class _AddedOnly(Clinic):
 
 class _TablesOnly(Clinic):
     def thawed(self, model: Any) -> list[nn.Parameter]:
-        return [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
+        tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
+        return [parameter for table in tables for parameter in table.parameters()]
 
     def is_added(self, parameter: nn.Parameter) -> bool:
         return parameter.requires_grad
