@@ -1052,6 +1052,9 @@ def span_examples(
     Args:
         answer: the right span of the passage; None when it has no answer. A window in which the
             answer does not lie wholly has none.
+        max_length: tokens of a window, with question and special tokens.
+        stride: how many of the passage's tokens a window shares with the next; at most a quarter
+            of `max_length`.
 
     Returns:
         The examples, with `start_positions` and `end_positions`, and the offsets that `best_spans`
@@ -1071,7 +1074,7 @@ def span_examples(
         [passage],
         truncation="only_second",
         max_length=max_length,
-        stride=stride,
+        stride=min(stride, max_length // 4),
         return_offsets=True,
     )
     offsets = [
@@ -1648,12 +1651,18 @@ def translator(name_or_path: str | Path) -> Callable[[str], str]:
     """A translation model that is in the local cache, such as `Helsinki-NLP/opus-mt-en-de`.
 
     Raises:
-        OSError: it is not there; nothing is downloaded.
+        FileNotFoundError: it is not there; nothing is downloaded.
     """
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer  # slow to import
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path, local_files_only=True)
-    model: Any = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, local_files_only=True)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(name_or_path, local_files_only=True)
+        model: Any = AutoModelForSeq2SeqLM.from_pretrained(name_or_path, local_files_only=True)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{name_or_path} is no folder with a translation model, and not in the local Hugging "
+            "Face cache"
+        ) from error
 
     def translate(text: str) -> str:
         ids = model.generate(**tokenizer(text, return_tensors="pt"))
@@ -1725,6 +1734,7 @@ class OneDecision(nn.Module):
         super().__init__()
         self.model, self.bert = model, model.bert
         self.input_ids, self.places, self.mask_token_id = input_ids, places, mask_token_id
+        self.train(model.training)  # not a change, but the mode to go back to
 
     def forward(self, **batch: Tensor) -> TaskOutput:
         """`logits` are the tag's, `[batch, num_labels]`, or the answer's score, `[batch, 1]`."""
