@@ -848,8 +848,8 @@ BATCHES = Exercise(
         ),
         Misconception(
             "the last batch is filled up with texts that were there before",
-            "These texts then count twice. Nothing asks for batches of one size: the last one may "
-            "be smaller.",
+            "These texts then count twice. Nothing asks for batches of one size: the last one "
+            "may be smaller. In evaluation that would even change the score.",
             _bucketed(_FilledUp()),
         ),
         Misconception(
@@ -867,14 +867,15 @@ BATCHES = Exercise(
         ),
         Misconception(
             "the draws come from the global generator",
-            "`random.shuffle` depends on all that was drawn before, anywhere, so a run cannot be "
-            "repeated. Use `rng.shuffle`.",
+            "`random.shuffle` depends on all that was drawn before, anywhere, so a run cannot "
+            "be repeated. Use `rng.shuffle`. The same seed must give the same batches.",
             _bucketed(_GlobalRandom()),
         ),
         Misconception(
             "lengths are returned instead of indices",
             "A batch says which texts are in it: positions in `lengths`. Sort the indices with "
-            "`key=lambda i: lengths[i]`.",
+            "`key=lambda i: lengths[i]`. From lengths nobody can tell which texts to put "
+            "together.",
             _bucketed(_LengthsReturned()),
         ),
         Misconception(
@@ -1048,7 +1049,8 @@ CLASSIFY = Exercise(
         ),
         Misconception(
             "the token types are not handed on",
-            "Without them a pair is one long text to BERT. Give `self.bert` all three arguments.",
+            "Without them a pair is one long text to BERT. Give `self.bert` all three "
+            "arguments. Nothing says any more where the first text ends and the second begins.",
             {"SequenceClassifier": _wrong("Wrong", SequenceClassifier, _Untyped)},
         ),
         Misconception(
@@ -1526,14 +1528,15 @@ TAG = Exercise(
         ),
         Misconception(
             "a word's last piece has its label",
-            "BERT's paper takes the first piece of each word, and so do Transformers and whoever "
-            "reads your predictions.",
+            "BERT's paper takes the first piece of each word, and so do Transformers and "
+            "whoever reads your predictions. A checkpoint trained one way is useless the other "
+            "way.",
             _aligned(_LastPiece()),
         ),
         Misconception(
             "pieces without a label have 0",
-            "0 is a class. Special tokens and the later pieces of words get -100, which "
-            "the cross-entropy leaves out.",
+            "0 is a class. Special tokens and the later pieces of words get -100, which the "
+            "cross-entropy leaves out. With 0 there the model learns it for every comma.",
             _aligned(_ZeroElsewhere()),
         ),
         Misconception(
@@ -1569,7 +1572,7 @@ TAG = Exercise(
         Misconception(
             "-100 counts as class 0",
             "Padding, special tokens and later pieces have no label. Leave -100 as it is: "
-            "`F.cross_entropy` ignores it.",
+            "`F.cross_entropy` ignores it. Clamping or filling it makes a class of it.",
             _tagger(_PaddingLabelled),
         ),
         Misconception(
@@ -1599,8 +1602,8 @@ TAG = Exercise(
         ),
         Misconception(
             "the tagger's attention mask is not handed on",
-            "Without it, padding is read as text, and a sentence's tags depend on its neighbors in "
-            "the batch.",
+            "Without it, padding is read as text, and a sentence's tags depend on its neighbors "
+            "in the batch. Give `self.bert` all three arguments.",
             _tagger(TokenClassifier, _Unmasked),
         ),
         Misconception(
@@ -1617,8 +1620,8 @@ TAG = Exercise(
         ),
         Misconception(
             "the tagger's dropout is left out",
-            "Dropout before the classifier, with the config's rate, is part of BERT's recipe: here "
-            "on the last hidden state.",
+            "Dropout before the classifier, with the config's rate, is part of BERT's recipe: "
+            "here on the last hidden state. With few examples it matters.",
             _tagger(TokenClassifier, _NeverDropped),
         ),
         Misconception(
@@ -2142,7 +2145,7 @@ ANSWER = Exercise(
         Misconception(
             "the two losses are summed up",
             "The loss is the mean of both: BERT's and Transformers' divide by 2. A sum doubles "
-            "the gradient.",
+            "the gradient. Learning rates found elsewhere would then be twice too high for you.",
             _ended(_SumOfEnds),
         ),
         Misconception(
@@ -2167,24 +2170,28 @@ ANSWER = Exercise(
         Misconception(
             "the columns are taken apart by a view",
             "`logits.view(2, ...)` never moves a number, so places and ends get mixed up. Take "
-            "the columns: `logits.unbind(dim=-1)`.",
+            "the columns: `logits.unbind(dim=-1)`. Half of the starts would then be ends of "
+            "other tokens.",
             _ended(_ViewedEnds),
         ),
         Misconception(
             "the reader's attention mask is not handed on",
-            "Without it, padding is read as text. Give `self.bert` all three arguments.",
+            "Without it, padding is read as text. Give `self.bert` all three arguments. The "
+            "same passage must get the same scores, whatever else is in the batch.",
             _ended(SpanClassifier, _Unmasked),
         ),
         Misconception(
             "question and passage are not told apart",
             "Token types say which tokens are the question's. Give `self.bert` all three "
-            "arguments.",
+            "arguments. Without them BERT reads one long text, and looks for answers in the "
+            "question as well.",
             _ended(SpanClassifier, _Untyped),
         ),
         Misconception(
             "qa_outputs starts as PyTorch draws it",
             "BERT's recipe begins with small weights (`initializer_range`) and biases of 0: "
-            "`initialize_weights`, as for the other heads.",
+            "`initialize_weights`, as for the other heads. Then the first loss is that of an "
+            "even guess.",
             _ended(SpanClassifier, _FreshLinear),
         ),
         Misconception(
@@ -2214,7 +2221,7 @@ ANSWER = Exercise(
         Misconception(
             "answers may have any length",
             "Without `max_answer_tokens` the best pair is often half a page, from one good "
-            "start to another sentence's good end.",
+            "start to another sentence's good end. Count the tokens, and leave longer ones out.",
             _spanned(_AnyLength()),
         ),
         Misconception(
@@ -2226,13 +2233,15 @@ ANSWER = Exercise(
         Misconception(
             "the last token is cut off",
             "An answer ends where its last token ends: `offsets[last][1]`, not where that token "
-            "begins.",
+            "begins. With the beginning of its last token as the end, a one-word answer is "
+            "empty.",
             _spanned(_WithoutLastToken()),
         ),
         Misconception(
             "tokens are returned instead of characters",
             "The caller slices the passage: `passage[start:end]`. Look the characters up in "
-            "`offsets`.",
+            "`offsets`. Token numbers count from the window's beginning and include the "
+            "question, so they mean nothing there.",
             _spanned(_TokensNotCharacters()),
         ),
         Misconception(
@@ -2244,7 +2253,7 @@ ANSWER = Exercise(
         Misconception(
             "a span found twice has its first score",
             "A span is listed with its best score, not with that of the window which happens to "
-            "come first.",
+            "come first. In one of them it has more context than in the other.",
             _spanned(_FirstFound()),
         ),
         Misconception(
@@ -2255,7 +2264,8 @@ ANSWER = Exercise(
         ),
         Misconception(
             "only the first window says whether there is an answer",
-            "The answer may lie in any window. Take the lowest score of `[CLS]` over all of them.",
+            "The answer may lie in any window. Take the lowest score of `[CLS]` over all of "
+            "them. One window with an answer is enough for the passage to have one.",
             _spanned(_FirstWindowsNone()),
         ),
         Misconception(
@@ -2272,7 +2282,8 @@ ANSWER = Exercise(
         ),
         Misconception(
             "the worst comes first",
-            "The list is best first: sort by score from high to low.",
+            "The list is best first: sort by score from high to low. Whoever wants one answer "
+            "takes the first of the list, and gets your worst.",
             _spanned(_WorstFirst()),
         ),
         Misconception(
@@ -2908,8 +2919,8 @@ TUNE = Exercise(
         ),
         Misconception(
             "the pooler has the top layer's rate",
-            "The pooler is neither a layer nor an embedding; it stands with the head and has the "
-            "full rate.",
+            "The pooler is neither a layer nor an embedding; it stands with the head and has "
+            "the full rate. Only layers and embeddings count downwards.",
             _tuned(_PoolerAsTopLayer()),
         ),
         Misconception(
@@ -2921,19 +2932,21 @@ TUNE = Exercise(
         Misconception(
             "biases and norms decay",
             "As in pretraining, only matrices and tables do. `parameter_groups` of exercise 6.4 "
-            "tells the two kinds apart.",
+            "tells the two kinds apart. Pulling a norm's gain towards 0 works against the norm.",
             _tuned(_AllDecay()),
         ),
         Misconception(
             "the top layers are frozen",
             "`frozen_layers` counts from the bottom, where what was learned is most general: "
-            "`layers[:frozen_layers]`.",
+            "`layers[:frozen_layers]`. The top layers are the ones that have most to learn for "
+            "a new task.",
             _tuned(_TopLayersFrozen()),
         ),
         Misconception(
             "the embeddings are not frozen",
             "With `freeze_embeddings` all of `model.bert.embeddings` stays as it is: tables and "
-            "norm.",
+            "norm. A table of which a few rows move no longer fits the rows that were not in "
+            "the training texts.",
             _tuned(_EmbeddingsNotFrozen()),
         ),
         Misconception(
@@ -2957,7 +2970,8 @@ TUNE = Exercise(
         Misconception(
             "there is no warm-up",
             "`settings.warmup` is a part of all steps, in which the rate rises from 0: "
-            "`math.ceil(settings.warmup * total)` steps.",
+            "`math.ceil(settings.warmup * total)` steps. Without it the first steps are the "
+            "longest, when Adam knows least.",
             _tuned(_NoWarmup()),
         ),
         Misconception(
@@ -2969,18 +2983,20 @@ TUNE = Exercise(
         Misconception(
             "the gradient is never shortened",
             "One odd batch can undo an epoch. `nn.utils.clip_grad_norm_(model.parameters(), "
-            "max_grad_norm)` after `backward`, unless it is None.",
+            "max_grad_norm)` after `backward`, unless it is None. It is the length of all "
+            "gradients together that counts.",
             _tuned(_NeverShortened()),
         ),
         Misconception(
             "gradients are never set to 0",
-            "They add up over all steps. Call `optimizer.zero_grad()` after each step.",
+            "They add up over all steps. Call `optimizer.zero_grad()` after each step. The "
+            "second step would go along the sum of two gradients, the tenth along that of ten.",
             _tuned(_GradientsKept()),
         ),
         Misconception(
             "class weights are not looked at",
             "The model's own loss counts all classes alike. `batch_loss`, given below, weighs "
-            "them as the settings say.",
+            "them as the settings say. Without them a rare class is hardly learned at all.",
             _tuned(_WeightsOfClassesIgnored()),
         ),
         Misconception(
@@ -3034,8 +3050,8 @@ TUNE = Exercise(
         ),
         Misconception(
             "the model is left in training mode",
-            "Whoever uses it next would do so with dropout. Remember `model.training` and put it "
-            "back.",
+            "Whoever uses it next would do so with dropout. Remember `model.training` and put "
+            "it back. Its predictions would then be another draw at each call.",
             _tuned(_LeftAsItHappens()),
         ),
         Misconception(
@@ -3576,7 +3592,8 @@ MORE = Exercise(
         ),
         Misconception(
             "the softmax runs over the texts",
-            "Each text has its own probabilities, which sum to 1 over its classes: the last axis.",
+            "Each text has its own probabilities, which sum to 1 over its classes: the last "
+            "axis. Otherwise a text's label would depend on which others are asked about.",
             _more(_OverTexts(), "pseudo_label"),
         ),
         Misconception(
@@ -3587,30 +3604,32 @@ MORE = Exercise(
         ),
         Misconception(
             "a probability of exactly the threshold is not enough",
-            "The contract says at least: `>=`. It shows where probabilities are round numbers, as "
-            "in a vote.",
+            "The contract says at least: `>=`. It shows where probabilities are round numbers, "
+            "as in a vote. Elsewhere nobody would notice.",
             _more(_Above(), "pseudo_label"),
         ),
         Misconception(
             "the unsure texts are kept",
-            "Those are for a person to label (active learning). Self-training takes the ones the "
-            "model is sure of.",
+            "Those are for a person to label (active learning). Self-training takes the ones "
+            "the model is sure of. You have it the wrong way round.",
             _more(_Below(), "pseudo_label"),
         ),
         Misconception(
             "every text is kept",
             "Without a threshold the model is trained on its own mistakes, and becomes surer of "
-            "them.",
+            "them. Only what reaches the threshold may become an example.",
             _more(_All(), "pseudo_label"),
         ),
         Misconception(
             "the surest text comes first",
-            "The result is in the order of `texts`, so that it can be laid beside them.",
+            "The result is in the order of `texts`, so that it can be laid beside them. Whoever "
+            "wants another order can sort it afterwards.",
             _more(_SurestFirst(), "pseudo_label"),
         ),
         Misconception(
             "the label comes first",
-            "Pairs are `(text, label)`, as everywhere in this course.",
+            "Pairs are `(text, label)`, as everywhere in this course. The training code takes "
+            "the first for the text, and fails on a number where it expected words.",
             _more(_LabelFirst(), "pseudo_label"),
         ),
         Misconception(
@@ -3639,20 +3658,20 @@ MORE = Exercise(
         ),
         Misconception(
             "the model reads in the mode it happens to be in",
-            "With dropout it says something else each time. Read in eval mode (`eval_mode`, given "
-            "below).",
+            "With dropout it says something else each time. Read in eval mode (`eval_mode`, "
+            "given below). The same text and seed must give the same result.",
             _more(_ModeAsItIs(), "augment"),
         ),
         Misconception(
             "the language model is left in eval mode",
             "If it is being trained meanwhile, it goes on without dropout. Put the mode back "
-            "(`eval_mode`, given below, does).",
+            "(`eval_mode`, given below, does). Nobody would notice for a long time.",
             _more(_LeftInEval(), "augment"),
         ),
         Misconception(
             "marks and numbers are replaced",
-            "Only words are, pieces of letters alone: `piece.isalpha()`. A number or a comma has "
-            "no synonym.",
+            "Only words are, pieces of letters alone: `piece.isalpha()`. A number or a comma "
+            "has no synonym. A default of 0.5 that becomes 0.7 makes the label wrong.",
             _more(_MarksToo(), "augment"),
         ),
         Misconception(
@@ -3675,13 +3694,15 @@ MORE = Exercise(
         ),
         Misconception(
             "always the likeliest is taken",
-            "Then a text has one variant only, however often you ask. Draw among the `top_k`.",
+            "Then a text has one variant only, however often you ask. Draw among the `top_k`. "
+            "What you want are many texts that differ a little from each other.",
             _more(_BestOnly(), "augment"),
         ),
         Misconception(
             "all candidates are drawn alike",
             "The second and third may fit much worse than the first. Draw with their "
-            "probabilities: `torch.multinomial(scores.softmax(dim=-1), 1, generator=generator)`.",
+            "probabilities: `torch.multinomial(scores.softmax(dim=-1), 1, "
+            "generator=generator)`. A third of the texts would get the worst.",
             _more(_AllAlike(), "augment"),
         ),
         Misconception(
@@ -3692,7 +3713,8 @@ MORE = Exercise(
         ),
         Misconception(
             "words are chosen the wrong way round",
-            "A word is chosen if the draw is below `probability`. At 0 nothing may change.",
+            "A word is chosen if the draw is below `probability`. At 0 nothing may change. With "
+            "0.15 your version changes 85% of the words instead of 15%.",
             _more(_Never(), "augment"),
         ),
         Misconception(
@@ -3704,7 +3726,7 @@ MORE = Exercise(
         Misconception(
             "the text is put together from its pieces",
             "`decode` gives back lower case and other spaces. Keep the text, and replace the "
-            "characters between a piece's offsets.",
+            "characters between a piece's offsets. Labels that point at places would be lost.",
             _more(_Decoded(), "augment"),
         ),
         Misconception(
@@ -3715,8 +3737,8 @@ MORE = Exercise(
         ),
         Misconception(
             "a word is replaced wherever it stands",
-            "`text.replace` changes every place with these letters, parts of other words too. Use "
-            "the offsets of the one piece.",
+            "`text.replace` changes every place with these letters, parts of other words too. "
+            "Use the offsets of the one piece. Another occurrence was not chosen.",
             _more(_ByReplace(), "augment"),
         ),
     ),
@@ -3972,7 +3994,9 @@ def _impact_cases(rng: np.random.Generator) -> Iterator[Case]:
             texts: Any = (text,) if isinstance(text, str) else text
             read = _tokenizer(pieces)(*texts)
             batch = {key: torch.tensor([value]) for key, value in read.items()}
-            inputs["target"] = int(TextModel(state)(**batch).logits.argmin())
+            model = TextModel(state)
+            logits = model.classifier(model.bert(**batch).pooler_output)
+            inputs["target"] = int(logits.argmin())
         return Case(name, inputs)
 
     yield case("the likeliest class", " ".join(_sentence(rng, 6)) + ".")
@@ -4095,8 +4119,8 @@ EXPLAIN = Exercise(
         ),
         Misconception(
             "the target is ignored",
-            "Whoever gives `target` asks about that class, which need not be the likeliest: 'why "
-            "not numpy?'",
+            "Whoever gives `target` asks about that class, which need not be the likeliest: "
+            "'why not numpy?' Look at the logit of the class that was asked about.",
             _impact(_TargetIgnored()),
         ),
         Misconception(
@@ -4108,13 +4132,13 @@ EXPLAIN = Exercise(
         Misconception(
             "a class that is not there is not refused",
             "A negative one would even count from the end, in silence. `checked_target`, given "
-            "below, says what is allowed.",
+            "below, says what is allowed. A large one ends in an IndexError.",
             _impact(_TargetUnchecked()),
         ),
         Misconception(
             "an empty text is explained",
             "There is nothing in it that could have an impact. Say so with a ValueError; "
-            "`read_text`, given below, does.",
+            "`read_text`, given below, does. An empty list would look like an answer.",
             _impact(_EmptyUnchecked()),
         ),
         Misconception(
@@ -4126,7 +4150,7 @@ EXPLAIN = Exercise(
         Misconception(
             "unknown words are left out",
             "`[UNK]` stands for a word of the text, which may well matter. Only `[CLS]` and "
-            "`[SEP]` are not listed.",
+            "`[SEP]` are not listed. A hole in the list would hide it.",
             _impact(_UnknownLeftOut()),
         ),
         Misconception(
@@ -4138,7 +4162,7 @@ EXPLAIN = Exercise(
         Misconception(
             "the explained model is left in eval mode",
             "If it is being trained meanwhile, it goes on without dropout. Put the mode back: "
-            "`eval_mode`, given below, does.",
+            "`eval_mode`, given below, does. Looking must change nothing.",
             _impact(_EvalForGood()),
         ),
         Misconception(
@@ -4150,7 +4174,7 @@ EXPLAIN = Exercise(
         Misconception(
             "the gradient's length is taken",
             "That is a measure of sensitivity (saliency), without a sign. The contract asks for "
-            "gradient times embedding.",
+            "gradient times embedding. Multiply first, then sum up over the units.",
             _impact(_LengthOfGradient(), _GRADIENT),
         ),
         Misconception(
@@ -4571,8 +4595,8 @@ CLINIC = Exercise(
         ),
         Misconception(
             "what is frozen is handed to the optimizer as it is",
-            "It has no gradient, so the optimizer passes it over in silence. Set `requires_grad` "
-            "to True as well.",
+            "It has no gradient, so the optimizer passes it over in silence. Set "
+            "`requires_grad` to True as well. A parameter needs both.",
             _cure(_AddedOnly(), "mend_frozen"),
         ),
         Misconception(
@@ -4596,7 +4620,7 @@ CLINIC = Exercise(
         Misconception(
             "everything is added once more",
             "A parameter in two groups would be moved twice, so PyTorch refuses. Add only those "
-            "that no group has.",
+            "that no group has. Compare parameters by identity, not by value.",
             _cure(_AllAgain(), "mend_frozen"),
         ),
         Misconception(
@@ -4614,18 +4638,20 @@ CLINIC = Exercise(
         Misconception(
             "the steps of one epoch are taken for all",
             "The rate would be 0 after the first epoch, and the others would teach nothing. "
-            "Multiply by `epochs`.",
+            "Multiply by `epochs`. The schedule runs over all epochs together.",
             _cure(_OneEpoch(), "mend_schedule"),
         ),
         Misconception(
             "batches are counted as steps",
-            "With `accumulation_steps` of 2 or more, the optimizer moves after that many batches "
-            "only.",
+            "With `accumulation_steps` of 2 or more, the optimizer moves after that many "
+            "batches only. Counting batches makes the total too large, and the rate never gets "
+            "down to 0.",
             _cure(_BatchesForSteps(), "mend_schedule"),
         ),
         Misconception(
             "smaller batches are not counted",
-            "What is left over at the end of an epoch makes a batch, and a step, too: round up.",
+            "What is left over at the end of an epoch makes a batch, and a step, too: round up. "
+            "A run of fewer texts than one batch would otherwise have no step at all.",
             _cure(_RoundedDown(), "mend_schedule"),
         ),
         Misconception(
@@ -4636,7 +4662,8 @@ CLINIC = Exercise(
         ),
         Misconception(
             "the warm-up is rounded down",
-            "A short run would have none at all. A tenth of the steps, rounded up.",
+            "A short run would have none at all. A tenth of the steps, rounded up. With 15 "
+            "steps that is two, and with 5 it is one.",
             _cure(_ShortWarmup(), "mend_schedule"),
         ),
         Misconception(
@@ -4647,8 +4674,8 @@ CLINIC = Exercise(
         ),
         Misconception(
             "the learning rate is kept",
-            "1e-4 is a pretraining's, 1e-3 undoes it, and with 1e-6 nothing moves. BERT's range is "
-            "2e-5 to 5e-5.",
+            "1e-4 is a pretraining's, 1e-3 undoes it, and with 1e-6 nothing moves. BERT's range "
+            "is 2e-5 to 5e-5. Move what is outside to the nearer end.",
             _cure(_RateKept(), "mend_schedule"),
         ),
         Misconception(
@@ -4659,7 +4686,8 @@ CLINIC = Exercise(
         ),
         Misconception(
             "a learning rate that is too low is kept",
-            "That is the other cause of slow convergence: below 2e-5 it becomes 2e-5.",
+            "That is the other cause of slow convergence: below 2e-5 it becomes 2e-5. A rate a "
+            "hundred times too small needs a hundred times as many steps.",
             _cure(_LoweredOnly(), "mend_schedule"),
         ),
         Misconception(
@@ -4670,7 +4698,8 @@ CLINIC = Exercise(
         ),
         Misconception(
             "the given settings are changed",
-            "Whoever called you may want to compare the old with the new. Return a new dict.",
+            "Whoever called you may want to compare the old with the new. Return a new dict. A "
+            "dict that changes under its owner is hard to find.",
             _cure(_SettingsChanged(), "mend_schedule"),
         ),
         Misconception(
@@ -4681,7 +4710,8 @@ CLINIC = Exercise(
         ),
         Misconception(
             "the highest loss wins",
-            "A loss says how surprised the model is. With its own tokenizer it is least surprised.",
+            "A loss says how surprised the model is. With its own tokenizer it is least "
+            "surprised. So the lowest loss tells you which one is its own.",
             _cure(_HighestLoss(), "mend_vocabulary"),
         ),
         Misconception(
