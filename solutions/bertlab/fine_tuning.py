@@ -1509,16 +1509,16 @@ def read_examples(
             batch = pad_batch([examples[i] for i in chosen], pad_token_id)
             with as_settings_say(model, settings):
                 output = model(**{name: x.to(device) for name, x in batch.items()})
-            columns = [None if x is None or x.ndim == 0 else x.float().cpu() for x in output]
             for row, i in enumerate(chosen):
-                rows = [None if x is None else cut(x[row], lengths[i]) for x in columns]
-                outputs[i] = type(output)(*rows)
+                outputs[i] = one_of(output, row, lengths[i])
     return outputs
 
 
-def cut(row: Tensor, length: int) -> Tensor:
-    """One text's numbers without those of its padding; a class's scores have no length."""
-    return row[:length] if row.ndim > 1 else row
+def one_of(output: Any, row: int, length: int) -> Any:
+    """A text's part of a batch's output: no loss, and nothing of its padding."""
+    of_tokens = hasattr(output, "start_logits") or output.logits.ndim == 3
+    own = [x[row, :length] if of_tokens else x[row] for x in output[1:]]
+    return type(output)(None, *(x.float().cpu() for x in own))
 
 
 def batches_of_tokens(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:

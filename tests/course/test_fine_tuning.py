@@ -318,6 +318,19 @@ def test_predictions_keep_the_order_of_the_texts(complete, tokenizer):
     assert not torch.allclose(logits, by_length)  # an order by length would show
 
 
+@pytest.mark.parametrize("kind", list(HEADS))
+def test_each_text_has_its_own_output_without_padding(complete, kind):
+    ours, _, _ = loaded(complete, kind)
+    examples = [{"input_ids": [5] * n} for n in (3, 7, 4)]
+    outputs = complete.fine_tuning.read_examples(ours, examples, 0)
+    for example, output in zip(examples, outputs, strict=True):
+        with torch.no_grad():
+            alone = ours(torch.tensor([example["input_ids"]]))
+        assert output.loss is None
+        for mine, expected in zip(output[1:], alone[1:], strict=True):
+            torch.testing.assert_close(mine, expected[0])
+
+
 def test_no_batch_has_more_tokens_than_asked(complete):
     lengths = np.random.default_rng(0).integers(1, 60, 200).tolist()
     batches = complete.fine_tuning.batches_of_tokens(lengths, 128)
@@ -514,11 +527,25 @@ def test_a_run_killed_anywhere_ends_with_the_same_weights(complete, tmp_path, af
     killed = ready(complete, dropout=0.3)[0]
     with pytest.raises(Killed):
         fine_tune(killed, Interrupted(train, after), validation, kept)
-    other = ready(complete, dropout=0.3)[0]
+    other, train, _, _ = ready(complete, dropout=0.3)
     torch.manual_seed(99)  # what was drawn elsewhere does not matter
-    assert fine_tune(other, ready(complete)[1], validation, kept) == losses
+    assert fine_tune(other, train, validation, kept) == losses
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_each_epoch_draws_other_numbers_and_leaves_the_generator_as_it_was(complete):
+    model, train, _, chosen = ready(complete)
+    run = complete.fine_tuning.FineTuningRun(model, torch.optim.SGD(model.parameters()), chosen)
+    torch.manual_seed(3)
+    drawn = []
+    for _ in range(2):
+        drawn.append([torch.rand(1).item() for _ in run.batches(train)])
+        run.note(complete.fine_tuning.Evaluation(1.0, 0.0))
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    assert drawn[0] != drawn[1]
+    assert torch.equal(after, torch.rand(1))
 
 
 def test_a_finished_run_is_not_trained_again(complete, tmp_path):
@@ -595,8 +622,11 @@ def test_training_without_padding_gives_the_same_losses(complete):
 
 def test_bf16_trains_as_well(complete):
     model, train, validation, chosen = ready(complete, precision="bf16", epochs=8)
+    types = set()
+    model.classifier.register_forward_hook(lambda module, inputs, out: types.add(out.dtype))
     losses = complete.fine_tuning.fine_tune(model, train, validation, chosen)
     assert losses[-1] < losses[0]
+    assert types == {torch.bfloat16}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
