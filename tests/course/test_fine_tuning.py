@@ -56,7 +56,8 @@ def reader(complete, **changes):
 
 def their_model(kind, num_labels):
     torch.manual_seed(0)
-    config = transformers.BertConfig(**SIZES, num_labels=num_labels)
+    config = transformers.BertConfig(**SIZES)
+    config.num_labels = num_labels
     theirs = getattr(transformers, kind)(config)
     for name, parameter in theirs.named_parameters():
         torch.nn.init.normal_(parameter, 1.0 if name.endswith("LayerNorm.weight") else 0.0, 0.2)
@@ -667,7 +668,7 @@ def test_a_loop_without_the_given_run_passes(complete):
             for p in group["params"]
         ]
         optimizer = torch.optim.AdamW(groups, lr=1.0)
-        losses, best, step = [], None, 0
+        losses, best, step, waited = [], None, 0, 0
         total = settings.epochs * len(train)
         warm = int(np.ceil(settings.warmup * total))
         for epoch in range(settings.epochs):

@@ -1185,14 +1185,6 @@ class _ByPlace(Alignment):
         return [-100 if word is None else next(labels, -100) for word in word_ids]
 
 
-class _FromOne(Alignment):
-    def check(self, word_labels: Sequence[int], word_ids: Sequence[Any]) -> None:
-        super().check(word_labels, word_ids)
-
-    def index(self, word: int, places: list[int]) -> int:
-        return word - 1
-
-
 class _AllLabelsNeeded(Alignment):
     def check(self, word_labels: Sequence[int], word_ids: Sequence[Any]) -> None:
         super().check(word_labels, word_ids)
@@ -1223,24 +1215,12 @@ class _PaddingLabelled(TokenClassifier):
         return labels.clamp(min=0)
 
 
-class _OffByOne(TokenClassifier):
-    def target(self, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return labels.roll(1, dims=1)
-
-
 class _MeanOfTexts(TokenClassifier):
     def loss(self, loss: Any, logits: Tensor, labels: Tensor | None) -> Tensor | None:
         if labels is None:
             return None
         losses = [F.cross_entropy(*text) for text in zip(logits, labels, strict=True)]
         return torch.stack(losses).mean()
-
-
-class _ByAllTokens(TokenClassifier):
-    def loss(self, loss: Any, logits: Tensor, labels: Tensor | None) -> Tensor | None:
-        return (
-            None if labels is None else flat_loss(logits, labels, reduction="sum") / labels.numel()
-        )
 
 
 class _Reshaped(TokenClassifier):
@@ -1404,12 +1384,6 @@ class _MeanOfSentences(Entities):
         return sum(scores) / max(1, len(scores))
 
 
-class _Precision(_Counted):
-    def ratio(self, expected: Counter[Any], given: Counter[Any]) -> float:
-        right = sum((expected & given).values())
-        return right / max(1, sum(given.values()))
-
-
 class _DividedByZero(_Counted):
     def ratio(self, expected: Counter[Any], given: Counter[Any]) -> float:
         right, every = sum((expected & given).values()), sum((expected + given).values())
@@ -1546,12 +1520,6 @@ TAG = Exercise(
             _aligned(_ByPlace()),
         ),
         Misconception(
-            "words are counted from 1",
-            "The first word's number is 0, and its label is `word_labels[0]`. With `word - 1` it "
-            "gets the label of the last.",
-            _aligned(_FromOne()),
-        ),
-        Misconception(
             "labels left over are an error",
             "A sentence that was cut has fewer words than labels, and that is as it should be. "
             "Only words without a label are an error.",
@@ -1576,22 +1544,10 @@ TAG = Exercise(
             _tagger(_PaddingLabelled),
         ),
         Misconception(
-            "labels are shifted by one token",
-            "A tagger says what a token is, not what comes next: the label at a place belongs to "
-            "the logits at the same place.",
-            _tagger(_OffByOne),
-        ),
-        Misconception(
             "the loss is the mean of the texts' means",
             "A sentence with one labelled token would weigh as much as one with thirty. Take the "
             "mean over all labelled tokens of the batch: flatten the batch first.",
             _tagger(_MeanOfTexts),
-        ),
-        Misconception(
-            "the loss is divided by all tokens",
-            "Places without a label are not in the sum, so they must not be in the number by which "
-            "it is divided: more padding would mean a smaller loss.",
-            _tagger(_ByAllTokens),
         ),
         Misconception(
             "the axes are changed by a view",
@@ -1611,12 +1567,6 @@ TAG = Exercise(
             "A tagger may be given a pair, such as a question and a sentence, and then has to know "
             "which is which. Give `self.bert` all three arguments.",
             _tagger(TokenClassifier, _Untyped),
-        ),
-        Misconception(
-            "the tagger returns probabilities",
-            "Logits are scores before the softmax: that is what `cross_entropy` expects and what "
-            "others compare. Return them as they come out of `classifier`.",
-            _tagger(TokenClassifier, _Probabilities),
         ),
         Misconception(
             "the tagger's dropout is left out",
@@ -1701,12 +1651,6 @@ TAG = Exercise(
             "A sentence with one entity would weigh as much as one with ten. Add up the numbers of "
             "all sentences, and divide once.",
             _counted(_MeanOfSentences()),
-        ),
-        Misconception(
-            "precision is taken for F1",
-            "Dividing by what was predicted alone, a tagger that finds one sure entity and "
-            "nothing else scores 1. F1 divides by the mean of true and predicted.",
-            _counted(_Precision()),
         ),
         Misconception(
             "sentences without entities end in a division by zero",
@@ -1806,11 +1750,6 @@ class _EndFirst(SpanClassifier):
 class _SumOfEnds(SpanClassifier):
     def joined(self, start: Tensor, end: Tensor) -> Tensor:
         return start + end
-
-
-class _StartOnly(SpanClassifier):
-    def joined(self, start: Tensor, end: Tensor) -> Tensor:
-        return start
 
 
 class _PaddingTakesPart(SpanClassifier):
@@ -1961,14 +1900,6 @@ class _Twice(Spans):
         return found
 
 
-class _FirstFound(Spans):
-    def once(self, found: list[tuple[int, int, float]]) -> list[tuple[int, int, float]]:
-        best: dict[tuple[int, int], float] = {}
-        for start, end, score in found:
-            best.setdefault((start, end), score)
-        return [(*span, score) for span, score in best.items()]
-
-
 class _MostSureOfNone(Spans):
     def none(self, start_logits: Tensor, end_logits: Tensor) -> float:
         return (start_logits[:, 0] + end_logits[:, 0]).max().item()
@@ -1992,13 +1923,6 @@ class _NoneAlways(Spans):
     ) -> list[tuple[int, int, float]]:
         best = sorted(found, key=lambda span: -span[2])[: n_best - 1]
         return sorted([*best, (0, 0, none)], key=lambda span: -span[2])
-
-
-class _WorstFirst(Spans):
-    def ranked(
-        self, found: list[tuple[int, int, float]], none: float, n_best: int
-    ) -> list[tuple[int, int, float]]:
-        return super().ranked(found, none, n_best)[::-1]
 
 
 class _AsProbabilities(Spans):
@@ -2149,12 +2073,6 @@ ANSWER = Exercise(
             _ended(_SumOfEnds),
         ),
         Misconception(
-            "only the start is learned",
-            "The end needs its own cross-entropy with `end_positions`; without it the second "
-            "column of qa_outputs stays as it was drawn.",
-            _ended(_StartOnly),
-        ),
-        Misconception(
             "padding takes part in the softmax",
             "Here Transformers' own model is careless: its loss changes with the number of padded "
             "places. No answer begins at padding: put the lowest number of the dtype there "
@@ -2251,12 +2169,6 @@ ANSWER = Exercise(
             _spanned(_Twice()),
         ),
         Misconception(
-            "a span found twice has its first score",
-            "A span is listed with its best score, not with that of the window which happens to "
-            "come first. In one of them it has more context than in the other.",
-            _spanned(_FirstFound()),
-        ),
-        Misconception(
             "the window that is surest of no answer decides",
             "Most windows of a long passage have no answer, and say so with confidence. A passage "
             "has none only if none of its windows has one: the lowest of their scores counts.",
@@ -2279,12 +2191,6 @@ ANSWER = Exercise(
             "It has its place among the others, by its score, and is left out like them when "
             "`n_best` better ones exist.",
             _spanned(_NoneAlways()),
-        ),
-        Misconception(
-            "the worst comes first",
-            "The list is best first: sort by score from high to low. Whoever wants one answer "
-            "takes the first of the list, and gets your worst.",
-            _spanned(_WorstFirst()),
         ),
         Misconception(
             "scores are probabilities",
@@ -2513,16 +2419,6 @@ class _UpsideDown(Tuning):
         return layers + 1 - level if 1 <= level <= layers else level
 
 
-class _EmbeddingsAsFirstLayer(Tuning):
-    def level(self, name: str, layers: int) -> int:
-        return min(layers, super().level(name, layers))
-
-
-class _PoolerAsTopLayer(Tuning):
-    def level(self, name: str, layers: int) -> int:
-        return 1 if name.startswith("bert.pooler.") else super().level(name, layers)
-
-
 class _OneRate(Tuning):
     def level(self, name: str, layers: int) -> int:
         return 0
@@ -2545,25 +2441,6 @@ class _EmbeddingsNotFrozen(Tuning):
         return [parameter for parameter in frozen if parameter not in own]
 
 
-class _FrozenInTheOptimizerAlone(Tuning):
-    """Leaves what is frozen out of the optimizer; its gradient still counts in the length."""
-
-    def to_freeze(self, model: Any, settings: Any) -> list[nn.Parameter]:
-        self.frozen = set(super().to_freeze(model, settings))
-        return []
-
-    def groups(self, model: Any, settings: Any) -> list[dict[str, Any]]:
-        groups = super().groups(model, settings)
-        for group in groups:
-            group["params"] = [p for p in group["params"] if p not in self.frozen]
-        return [group for group in groups if group["params"]]
-
-    def restore(self, run: Any) -> None:
-        super().restore(run)
-        for parameter in self.frozen:
-            parameter.grad = None
-
-
 class _SlicedFreely(Tuning):
     def to_freeze(self, model: Any, settings: Any) -> list[nn.Parameter]:
         parts = [*model.bert.encoder.layers[: settings.frozen_layers]]
@@ -2575,11 +2452,6 @@ class _FixedRate(Tuning):
     def schedule(self, optimizer: Any, warmup: int, total: int) -> Callable[[int], list[float]]:
         rates = [group["lr"] for group in optimizer.param_groups]
         return lambda step: rates
-
-
-class _NoWarmup(Tuning):
-    def warmup(self, settings: Any, total: int) -> int:
-        return 0
 
 
 class _ScheduleByEpoch(Tuning):
@@ -2656,22 +2528,6 @@ class _ValidatedInTraining(Tuning):
         return hand_made(model, validation, settings, False, False)
 
 
-class _TrainingLosses(Tuning):
-    def __init__(self) -> None:
-        self.training: list[float] = []
-
-    def fine_tune(self, *arguments: Any, **options: Any) -> list[float]:
-        self.training = []
-        return super().fine_tune(*arguments, **options)
-
-    def result(self, model: Any, validation: Any, settings: Any, losses: list[float]) -> Any:
-        self.training.append(sum(losses) / len(losses))
-        return super().result(model, validation, settings, losses)
-
-    def returned(self, run: Any) -> list[float]:
-        return self.training
-
-
 class _LastWeights(Tuning):
     """Also what comes of keeping `model.state_dict()`, which is the model's own memory."""
 
@@ -2691,17 +2547,6 @@ class _FromTheEpochBefore(Tuning):
         waited = 0
         for before, loss in itertools.pairwise(losses):
             waited = 0 if loss < before else waited + 1
-        return waited
-
-
-class _WaitsInTotal(Tuning):
-    """Patience counts all epochs without a new lowest loss, in a row or not."""
-
-    def waited(self, losses: list[float]) -> int:
-        lowest, waited = math.inf, 0
-        for loss in losses:
-            waited += loss >= lowest
-            lowest = min(lowest, loss)
         return waited
 
 
@@ -2782,7 +2627,7 @@ def _tuning_cases(rng: np.random.Generator) -> Iterator[Case]:
 
     decay = {"layer_decay": 0.5, "max_grad_norm": 0.3, "class_weights": (0.2, 3.0, 1.0)}
     yield case("warm-up, layer decay, class weights, a short gradient", settings=decay)
-    frozen = {"freeze_embeddings": True, "frozen_layers": 1, "max_grad_norm": 0.2}
+    frozen = {"freeze_embeddings": True, "frozen_layers": 1, "max_grad_norm": 0.2, "epochs": 1}
     yield case("the embeddings and the lowest layer are frozen", settings=frozen)
     stopped = {"epochs": 2, "seed": int(rng.integers(1, 99))}
     yield case("dropout; stopped in the second epoch, and gone on", settings=stopped, dropout=0.3)
@@ -2912,18 +2757,6 @@ TUNE = Exercise(
             _tuned(_UpsideDown()),
         ),
         Misconception(
-            "the embeddings have the lowest layer's rate",
-            "They count as one more step down: the lowest layer has `layer_decay ** L` with L "
-            "layers, the embeddings `layer_decay ** (L + 1)`.",
-            _tuned(_EmbeddingsAsFirstLayer()),
-        ),
-        Misconception(
-            "the pooler has the top layer's rate",
-            "The pooler is neither a layer nor an embedding; it stands with the head and has "
-            "the full rate. Only layers and embeddings count downwards.",
-            _tuned(_PoolerAsTopLayer()),
-        ),
-        Misconception(
             "layer_decay is not looked at",
             "All parameters have one rate. Make a group for each part, with its own: `rate = "
             "learning_rate * layer_decay ** depth`.",
@@ -2950,12 +2783,6 @@ TUNE = Exercise(
             _tuned(_EmbeddingsNotFrozen()),
         ),
         Misconception(
-            "what is frozen still counts in the gradient's length",
-            "It is not in the optimizer, but its gradient is computed, and the gradient of all is "
-            "shortened more than it should be. `requires_grad_(False)` spares both.",
-            _tuned(_FrozenInTheOptimizerAlone()),
-        ),
-        Misconception(
             "too many layers to freeze are not noticed",
             "A slice is silent: `layers[:40]` of a model with 12 layers is all of them. Whoever "
             "asks for 40 has another model in mind: raise a ValueError.",
@@ -2966,13 +2793,6 @@ TUNE = Exercise(
             "Before each step, write each group's own rate times `warmup_linear(steps done, "
             "warm-up steps, steps of all epochs)` into its `lr`.",
             _tuned(_FixedRate()),
-        ),
-        Misconception(
-            "there is no warm-up",
-            "`settings.warmup` is a part of all steps, in which the rate rises from 0: "
-            "`math.ceil(settings.warmup * total)` steps. Without it the first steps are the "
-            "longest, when Adam knows least.",
-            _tuned(_NoWarmup()),
         ),
         Misconception(
             "the schedule begins anew in each epoch",
@@ -3018,12 +2838,6 @@ TUNE = Exercise(
             _tuned(_ValidatedInTraining()),
         ),
         Misconception(
-            "training losses are returned",
-            "They always fall; a model that has learned its examples by heart has the lowest of "
-            "all. What is returned, and what decides, is the loss on texts it has not seen.",
-            _tuned(_TrainingLosses()),
-        ),
-        Misconception(
             "the last weights are left in the model",
             "The best epoch was an earlier one. If you did keep its `state_dict()`: that is the "
             "model's own memory, which further training changes. Clone each tensor, or let "
@@ -3041,12 +2855,6 @@ TUNE = Exercise(
             "A loss that is lower than the last one may still be far above the lowest. Patience "
             "counts epochs since the lowest.",
             _tuned(_FromTheEpochBefore()),
-        ),
-        Misconception(
-            "patience is used up for good",
-            "Epochs without a new lowest loss count in a row. When a new lowest one comes, the "
-            "count begins at 0 again.",
-            _tuned(_WaitsInTotal()),
         ),
         Misconception(
             "the model is left in training mode",
@@ -3101,7 +2909,7 @@ class Pieces:
         self.pieces = list(pieces)
         vocab = {piece: i for i, piece in enumerate(self.pieces)}
         self._theirs: Any = BertWordPieceTokenizer(vocab=vocab, lowercase=True)
-        self.vocab = vocab
+        self.vocab, self.memo = vocab, {}
         self.vocab_size = len(vocab)
         self.pad_token, self.unk_token, self.cls_token, self.sep_token, self.mask_token = SPECIAL
         self.all_special_ids = [vocab[token] for token in SPECIAL]
@@ -3253,13 +3061,17 @@ class MoreExamples:
         return piece.isalpha() and piece != word
 
     def drawn(self, scores: Tensor, tokenizer: Any, word: str, top_k: int, generator: Any) -> str:
-        pieces = tokenizer.convert_ids_to_tokens(list(range(len(scores))))
-        fitting = torch.tensor([i for i, piece in enumerate(pieces) if self.fits(piece, word)])
+        pieces = tokenizer.pieces
+        kind = (type(self).fits, word)
+        if kind not in tokenizer.memo:
+            fitting = [i for i, piece in enumerate(pieces) if self.fits(piece, word)]
+            tokenizer.memo[kind] = torch.tensor(fitting)
+        fitting = tokenizer.memo[kind]
         best = fitting[scores[fitting].topk(top_k).indices]
         return pieces[int(best[self.one_of(scores[best], generator)])]
 
     def one_of(self, scores: Tensor, generator: Any) -> int:
-        return int(torch.multinomial(self.probabilities(scores), 1, generator=generator))
+        return int(torch.multinomial(scores.softmax(dim=-1), 1, generator=generator))
 
     def written(
         self, text: str, offsets: Any, new: Mapping[int, str], tokenizer: Any, ids: list[int]
@@ -3862,13 +3674,6 @@ class _MaskInstead(Impacts):
         return {**batch, "input_ids": ids}
 
 
-class _PaddingInstead(Impacts):
-    def without(self, batch: Mapping[str, Tensor], place: int, tokenizer: Any) -> dict[str, Tensor]:
-        ids = batch["input_ids"].clone()
-        ids[0, place] = tokenizer.pad_token_id
-        return {**batch, "input_ids": ids}
-
-
 class _MaskedOut(Impacts):
     def without(self, batch: Mapping[str, Tensor], place: int, tokenizer: Any) -> dict[str, Tensor]:
         mask = batch["attention_mask"].clone()
@@ -3882,14 +3687,6 @@ class _TypesNotMoved(Impacts):
     def without(self, batch: Mapping[str, Tensor], place: int, tokenizer: Any) -> dict[str, Tensor]:
         right = super().without(batch, place, tokenizer)
         return {**right, "token_type_ids": batch["token_type_ids"][:, :-1]}
-
-
-class _OnlyToken(Impacts):
-    """The text of the token alone."""
-
-    def without(self, batch: Mapping[str, Tensor], place: int, tokenizer: Any) -> dict[str, Tensor]:
-        last = batch["input_ids"].shape[1] - 1
-        return {name: x[:, [0, place, last]] for name, x in batch.items()}
 
 
 class _Reversed(Impacts):
@@ -3967,11 +3764,6 @@ class _LengthOfGradient(Impacts):
         return gradient.norm(dim=-1)
 
 
-class _MeanOfProduct(Impacts):
-    def summed(self, gradient: Tensor, vectors: Tensor) -> Tensor:
-        return (gradient * vectors).mean(dim=-1)
-
-
 class _FinishedEmbedding(Impacts):
     def place(self, model: Any) -> nn.Module:
         return model.bert.embeddings
@@ -3999,13 +3791,13 @@ def _impact_cases(rng: np.random.Generator) -> Iterator[Case]:
             inputs["target"] = int(logits.argmin())
         return Case(name, inputs)
 
-    yield case("the likeliest class", " ".join(_sentence(rng, 6)) + ".")
-    words = _sentence(rng, 5)
-    text = f"{words[0]}s {words[1]}, quixotic {words[2]}ing ({words[3]})"
+    yield case("the likeliest class", " ".join(_sentence(rng, 4)) + ".")
+    words = _sentence(rng, 3)
+    text = f"{words[0]}s {words[1]}, quixotic {words[2]}"
     yield case("an unlikely class, an unknown word", text)
-    pair = (" ".join(_sentence(rng, 3)), " ".join(_sentence(rng, 4)))
+    pair = (" ".join(_sentence(rng, 2)), " ".join(_sentence(rng, 3)))
     yield case("an unlikely class, a pair of texts", pair, classes=3)
-    yield case("a model with dropout, in training mode", " ".join(_sentence(rng, 5)), dropout=0.4)
+    yield case("a model with dropout, in training mode", " ".join(_sentence(rng, 4)), dropout=0.4)
     yield case("an empty text", " ", broken=[])
     yield case("a class that is not there", " ".join(_sentence(rng, 3)), target=7, broken=["7"])
 
@@ -4070,12 +3862,6 @@ EXPLAIN = Exercise(
             _impact(_MaskInstead(), _OCCLUSION),
         ),
         Misconception(
-            "the token becomes padding",
-            "`[PAD]` in the middle of a text, with a mask of 1, is a token like any other. Delete "
-            "the place from all three tensors.",
-            _impact(_PaddingInstead(), _OCCLUSION),
-        ),
-        Misconception(
             "the token is hidden by the attention mask",
             "The others no longer see it, but they keep their positions, with a hole between "
             "them. Deleted means that those behind it move up.",
@@ -4086,12 +3872,6 @@ EXPLAIN = Exercise(
             "Cut at the end instead, they say that the first token of the second text belongs to "
             "the first. Delete the same place from all three tensors.",
             _impact(_TypesNotMoved(), _OCCLUSION),
-        ),
-        Misconception(
-            "each token is read alone",
-            "What a word does depends on the others: 'not' does nothing by itself. Leave all "
-            "others in and take this one out.",
-            _impact(_OnlyToken(), _OCCLUSION),
         ),
         Misconception(
             "the sign is reversed",
@@ -4176,12 +3956,6 @@ EXPLAIN = Exercise(
             "That is a measure of sensitivity (saliency), without a sign. The contract asks for "
             "gradient times embedding. Multiply first, then sum up over the units.",
             _impact(_LengthOfGradient(), _GRADIENT),
-        ),
-        Misconception(
-            "the product is averaged over the units",
-            "The change of the logit is the sum over all units, not their mean: with 384 units it "
-            "would be 384 times too small.",
-            _impact(_MeanOfProduct(), _GRADIENT),
         ),
         Misconception(
             "gradients have no sign",
