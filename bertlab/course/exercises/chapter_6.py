@@ -53,13 +53,8 @@ class Pieces:
         self.all_special_tokens = list(SPECIAL)
         self.all_special_ids = [self.ids[token] for token in SPECIAL]
         self.unk_token, self.sep_token, self.pad_token, self.cls_token, self.mask_token = SPECIAL
-        (
-            self.unk_token_id,
-            self.sep_token_id,
-            self.pad_token_id,
-            self.cls_token_id,
-            self.mask_token_id,
-        ) = self.all_special_ids
+        self.unk_token_id, self.sep_token_id, self.pad_token_id = self.all_special_ids[:3]
+        self.cls_token_id, self.mask_token_id = self.all_special_ids[3:]
         self.model_max_length = None
         self.is_fast = False
 
@@ -134,6 +129,14 @@ def vocabulary(rng: np.random.Generator, words: int, continuations: int = 0) -> 
     pieces = [f"w{i}" for i in range(words)] + [f"##c{i}" for i in range(continuations)]
     pieces += SPECIAL
     return [pieces[i] for i in rng.permutation(len(pieces))]
+
+
+def instead_of(name: str) -> Callable[[Any], dict[str, Any]]:
+    """Return what makes the parts of a misconception: something wrong by the name of a part."""
+    return lambda wrong: {name: wrong}
+
+
+_masks, _pairs = instead_of("mask_tokens"), instead_of("sentence_pairs")
 
 
 # --- 6.1: mask tokens ---
@@ -523,10 +526,6 @@ def _of_words(
             (whole & two & (masks == 2)).sum(), (whole & two).sum(), both**2
         ),
     }
-
-
-def _masks(wrong: Masking) -> dict[str, Any]:
-    return {"mask_tokens": wrong}
 
 
 MASK = Exercise(
@@ -927,10 +926,6 @@ def _shares_of_pairs(true: Any, home: Any, first: Any, second: Any) -> dict[str,
             np.isin(second[others], begins).sum(), others.sum(), 1 / (home == 0).sum()
         ),
     }
-
-
-def _pairs(wrong: Pairs) -> dict[str, Any]:
-    return {"sentence_pairs": wrong}
 
 
 PAIR = Exercise(
@@ -2259,7 +2254,13 @@ def _stopped_and_gone_on(
 ) -> dict[str, Any]:
     """What becomes of a run that is stopped."""
     with tempfile.TemporaryDirectory() as folder:
-        run = partial(_until, part, state, Drawn(data), settings)
+        drawn = Drawn(data)
+        run = partial(
+            _until,
+            lambda model, chosen, on_step: part.pretrain(model, drawn, chosen, on_step),
+            lambda: Guesser(state, dropout=0.3).train(),
+            settings,
+        )
         whole, losses, _ = run(1, Path(folder, "whole"))
         run(1, Path(folder, "parts"), stop)
         is_there = Path(folder, "parts").exists()
@@ -2276,13 +2277,7 @@ def _stopped_and_gone_on(
 
 
 def _until(
-    part: Any,
-    state: dict[str, Tensor],
-    data: Any,
-    settings: dict[str, Any],
-    seed: int,
-    checkpoint: Path,
-    stop: int | None = None,
+    train: Any, new: Any, settings: dict[str, Any], seed: int, file: Path, stop: int | None = None
 ) -> tuple[Any, Any, Any]:
     """Train a new model until it is stopped; return it, its losses and what was noted."""
     from bertlab.pretraining import PretrainingSettings
@@ -2293,11 +2288,10 @@ def _until(
 
     for seeded in (torch.manual_seed, random.seed, np.random.seed):
         seeded(seed)
-    model = Guesser(state, dropout=0.3).train()
-    chosen = PretrainingSettings(**settings, checkpoint=checkpoint)
+    model, chosen = new(), PretrainingSettings(**settings, checkpoint=file)
     losses = None
     with watched_optimizers(model) as notes, suppress(Stopped):
-        losses = part.pretrain(model, data, chosen, on_step)
+        losses = train(model, chosen, on_step)
     return model, losses, notes
 
 
