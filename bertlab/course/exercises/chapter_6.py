@@ -374,8 +374,8 @@ def _masking_cases(rng: np.random.Generator) -> Iterator[Case]:
 
     yield case("two generators with the same seed, and none", 6, 40, 5, 10, repeat=True)
     yield case("nothing but special tokens", 3, 8, 8, 0)
-    yield case("many tokens, 15% of them", 2000, 150, 22, 0)
-    yield case("many tokens, all of them", 2000, 200, 20, 0, probability=1.0)
+    yield case("many tokens, 15% of them", 1500, 150, 22, 0)
+    yield case("many tokens, all of them", 1800, 180, 20, 0, probability=1.0)
     yield case("whole words", 900, 120, 12, 20, whole_word=True)
 
 
@@ -1189,11 +1189,6 @@ def _biases_decayed(model: nn.Module, weight_decay: float) -> list[dict[str, Any
     return _grouped(model, weight_decay, [nn.LayerNorm], [])
 
 
-def _always_decayed(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    groups = transformers_groups(model, weight_decay)
-    return [{**group, "weight_decay": weight_decay} for group in groups]
-
-
 def _tied_twice(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     first, second = transformers_groups(model, weight_decay)
     tied = dict(model.named_parameters(remove_duplicate=False))["decoder.weight"]
@@ -1253,14 +1248,6 @@ class _EpsInside(_Rewritten):
         return self.decayed(old, group) - group["lr"] * mean / (spread + group["eps"]).sqrt()
 
 
-class _EpsBefore(_Rewritten):
-    def moved(self, old: Tensor, gradient: Tensor, state: Any, group: Any) -> Tensor:
-        mean, spread = self.unbiased(state, group)
-        correction = (1 - group["betas"][1] ** float(state["step"])) ** 0.5
-        root = spread.sqrt() + group["eps"] / correction
-        return self.decayed(old, group) - group["lr"] * mean / root
-
-
 class _DecayWithoutRate(_Rewritten):
     def decayed(self, old: Tensor, group: Any) -> Tensor:
         return old * (1 - group["weight_decay"])
@@ -1273,11 +1260,6 @@ class _DecayLast(_Rewritten):
         return self.decayed(new, group)
 
 
-class _NoDecay(_Rewritten):
-    def decayed(self, old: Tensor, group: Any) -> Tensor:
-        return old
-
-
 class _BetasSwapped(torch.optim.AdamW):
     def __init__(
         self,
@@ -1288,12 +1270,6 @@ class _BetasSwapped(torch.optim.AdamW):
         weight_decay: float = 1e-2,
     ) -> None:
         super().__init__(params, lr, (betas[1], betas[0]), eps, weight_decay)
-
-
-class _Forgetful(torch.optim.AdamW):
-    def step(self, closure: Any = None) -> Any:
-        self.state.clear()
-        return super().step(closure)
 
 
 class _OneCount(torch.optim.AdamW):
@@ -1384,7 +1360,7 @@ class _L2(torch.optim.Adam):
 def _adam_cases(rng: np.random.Generator) -> Iterator[Case]:
     shapes = [(3, 5), (4,), (2, 3)]
 
-    def case(name: str, steps: int = 4, scale: float = 1.0, **more: Any) -> Case:
+    def case(name: str, steps: int = 3, scale: float = 1.0, **more: Any) -> Case:
         inputs = {
             "parameters": [normal(rng, *shape) for shape in shapes],
             "gradients": [
@@ -1399,14 +1375,14 @@ def _adam_cases(rng: np.random.Generator) -> Iterator[Case]:
         return Case(name, inputs | more)
 
     groups = [{"lr": 0.02, "weight_decay": 0.3}, {"weight_decay": 0.0, "betas": [0.7, 0.9]}]
-    yield case("four steps, default settings")
+    yield case("three steps, default settings")
     yield case("other settings", settings={"lr": 0.05, "betas": [0.8, 0.95], "weight_decay": 0.4})
     yield case("two groups with their own settings", groups=groups)
     yield case("tiny gradients, where eps counts", scale=1e-6, settings={"eps": 1e-6, "lr": 0.1})
-    yield case("a learning rate that changes", rates=[0.0, 0.01, 0.02, 0.005])
+    yield case("a learning rate that changes", rates=[0.0, 0.01, 0.005])
     yield case(
         "a parameter whose gradient comes and goes",
-        absent=[[1, 0], [1, 1], [2, 3]],
+        absent=[[1, 0], [1, 1], [2, 2]],
         settings={"lr": 0.02},
     )
     yield case("stopped, and gone on from its state_dict", resume=2)
@@ -1524,12 +1500,6 @@ OPTIMIZER = Exercise(
             _optimizing(_DecayLast),
         ),
         Misconception(
-            "nothing decays",
-            "That is Adam. The W stands for weight decay: multiply the parameter by "
-            "1 - lr * weight_decay.",
-            _optimizing(_NoDecay),
-        ),
-        Misconception(
             "m and v are not corrected",
             "Both start at 0, so in the first steps they are far too small: m is a tenth of the "
             "gradient, v a thousandth of its square. Divide by 1 - beta1**t and 1 - beta2**t. (The "
@@ -1554,22 +1524,10 @@ OPTIMIZER = Exercise(
             _optimizing(_EpsInside),
         ),
         Misconception(
-            "eps is added before the correction",
-            "sqrt(v) + eps, divided by the root of the correction, makes eps up to 30 times as "
-            "large in the first steps. Correct v first, then take the root, then add eps.",
-            _optimizing(_EpsBefore),
-        ),
-        Misconception(
             "the betas are exchanged",
             "beta1 = 0.9 belongs to the mean of the gradients, beta2 = 0.999 to that of their "
             "squares, which has to be steadier.",
             _optimizing(_BetasSwapped),
-        ),
-        Misconception(
-            "nothing is remembered from step to step",
-            "m and v are running means: they live in `self.state[parameter]`, a dict that is "
-            "empty when a parameter moves for the first time.",
-            _optimizing(_Forgetful),
         ),
         Misconception(
             "parameters without a gradient decay",
@@ -1637,11 +1595,6 @@ OPTIMIZER = Exercise(
             "They have no gradient, so nothing moves them; but who counts what is trained, or "
             "keeps optimizer states, counts them too. Leave out those with requires_grad False.",
             _grouping(_frozen_too),
-        ),
-        Misconception(
-            "both groups decay",
-            "The second group's weight_decay is 0.0: that is what it is for.",
-            _grouping(_always_decayed),
         ),
     ),
     hints=(
@@ -1749,7 +1702,7 @@ class Loop:
             if on_step is not None:
                 on_step(step + 1, run.losses[-1])
         self.leave_mode(model, was_training)
-        return self.returned(run)
+        return run.losses
 
     # What a wrong version does in another way.
 
@@ -1812,9 +1765,6 @@ class Loop:
     def keep(self, run: Any) -> None:
         run.save_if_due()
 
-    def returned(self, run: Any) -> list[float]:
-        return run.losses
-
 
 def joined(micro_batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return one batch of all texts, padded to the longest."""
@@ -1861,13 +1811,6 @@ class _ByWordsAlone(_Apart):
         return [Share(share.words, share.words) for share in shares(batches)]
 
 
-class _LastOnly(_Apart):
-    def of_batches(self, model: nn.Module, batches: Any, scaler: Any, settings: Any) -> float:
-        if len(batches) == 1:
-            return super().of_batches(model, batches, scaler, settings)
-        return super().of_batches(model, batches[-1:], scaler, settings)
-
-
 class _NeverZeroed(Loop):
     def move(self, model: nn.Module, optimizer: Any, scaler: Any, settings: Any) -> None:
         kept = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
@@ -1879,12 +1822,6 @@ class _NeverZeroed(Loop):
 class _Unclipped(Loop):
     def clip(self, model: nn.Module, settings: Any) -> None:
         pass
-
-
-class _ClippedByValue(Loop):
-    def clip(self, model: nn.Module, settings: Any) -> None:
-        if settings.max_grad_norm is not None:
-            nn.utils.clip_grad_value_(model.parameters(), settings.max_grad_norm)
 
 
 class _ClippedOneByOne(Loop):
@@ -1928,19 +1865,6 @@ class _LeftInTraining(Loop):
         pass
 
 
-class _OneRound(Loop):
-    def pretrain(self, model: nn.Module, data: Any, settings: Any, on_step: Any = None) -> Any:
-        class Once:
-            read = False
-
-            def __iter__(self) -> Iterator[Any]:
-                if not self.read:
-                    self.read = True
-                    yield from data
-
-        return super().pretrain(model, Once(), settings, on_step)
-
-
 class _Precise(Loop):
     def autocast(self, device: torch.device, precision: str) -> Any:
         return super().autocast(device, "float32")
@@ -1970,15 +1894,6 @@ class _NeverKept(Loop):
 class _StepsFromZero(Loop):
     def first_step(self, run: Any) -> int:
         return 0
-
-
-class _NewLosses(Loop):
-    def begin(self, run: Any) -> None:
-        super().begin(run)
-        self.before = run.step
-
-    def returned(self, run: Any) -> list[float]:
-        return run.losses[self.before :]
 
 
 class _OldGenerators(Loop):
@@ -2029,9 +1944,6 @@ class _Steps:
     def number(self, model: nn.Module, batch: Any, scaler: Any = None, *more: Any) -> float:
         return torch_step(model, batch, scaler, *more).item()
 
-    def forward_only(self, model: nn.Module, batch: Any, scaler: Any = None, *more: Any) -> Tensor:
-        return model(**batch).loss.detach()
-
 
 def _guesser_state(rng: np.random.Generator, words: int = 19, hidden: int = 6) -> dict[str, Tensor]:
     return {
@@ -2066,15 +1978,16 @@ def _training_cases(rng: np.random.Generator) -> Iterator[Case]:
         return [_micro_batch(rng, lengths, labelled, pairs) for lengths, labelled in shapes]
 
     plain = batches(([5, 3], 3), ([4, 4, 2], 4))
+    yield case("a step by itself, without a scaler and with one", plain[:1], one=True)
     clipped = {"warmup_steps": 2, "max_grad_norm": 0.1, "total_steps": 4}
     yield case("two micro-batches in turn, warm-up, a short gradient", plain, settings=clipped)
     unlike = batches(([6], 1), ([7, 5, 6, 3], 14), ([4, 2], 3), ([3], 0), ([5, 5], 2))
-    three = {"accumulation_steps": 3, "max_grad_norm": None, "warmup_steps": 1}
+    three = {"accumulation_steps": 3, "max_grad_norm": None, "total_steps": 2}
     yield case("three micro-batches with unlike numbers of labels make one", unlike, settings=three)
     both = batches(([6, 5], 1), ([4], 4), ([5, 3, 3], 6), pairs=True)
     together = {"accumulation_steps": 3, "total_steps": 2, "max_grad_norm": None}
     yield case("words and pairs, three micro-batches in one", both, settings=together)
-    stopped = {"total_steps": 5, "checkpoint_every": 2, "warmup_steps": 1}
+    stopped = {"total_steps": 4, "checkpoint_every": 2, "warmup_steps": 1}
     parts = batches(([5, 4], 3), ([6], 2), ([3, 4], 4))
     yield case("stopped after step 3, and gone on", parts, settings=stopped, stop=3)
     yield case("bf16", plain, settings={"precision": "bf16", "total_steps": 2}, kinds=True)
@@ -2141,8 +2054,12 @@ def _training_probe(
     dropout: float = 0.0,
     stop: int | None = None,
     kinds: bool = False,
+    one: bool = False,
 ) -> dict[str, Any]:
     from bertlab.pretraining import PretrainingSettings
+
+    if one:
+        return _of_one_step(part, state, data[0])
 
     chosen = PretrainingSettings(**settings)
     if not data:
@@ -2177,7 +2094,6 @@ def _training_probe(
         "weight decays": notes[0]["decays"] if notes else {},
         "gradient of the first step": notes[0]["gradient"] if notes else None,
         "loss of the first batch afterwards": _loss_of(model, data[0]),
-        **_of_one_step(part, state, data[0]),
     }
 
 
@@ -2290,12 +2206,6 @@ LOOP = Exercise(
             _looping(_ByWordsAlone()),
         ),
         Misconception(
-            "only the last micro-batch of a step counts",
-            "Gradients are added up by `backward` until somebody sets them to 0. That is once a "
-            "step, after the optimizer has moved, not before each micro-batch.",
-            _looping(_LastOnly()),
-        ),
-        Misconception(
             "gradients are never set to 0",
             "They add up over all steps. Call `optimizer.zero_grad()` after each step of the "
             "optimizer.",
@@ -2307,12 +2217,6 @@ LOOP = Exercise(
             "memory of it lasts for a thousand steps. `nn.utils.clip_grad_norm_` shortens it to "
             "`max_grad_norm`.",
             _looping(_Unclipped()),
-        ),
-        Misconception(
-            "each number of the gradient is cut off by itself",
-            "`clip_grad_value_` changes the gradient's direction. `clip_grad_norm_` keeps it and "
-            "changes the length.",
-            _looping(_ClippedByValue()),
         ),
         Misconception(
             "each parameter's gradient is shortened by itself",
@@ -2357,12 +2261,6 @@ LOOP = Exercise(
             _looping(_LeftInTraining()),
         ),
         Misconception(
-            "data is read only once",
-            "`data` is read from the beginning again when it ends, until total_steps are done. "
-            "`MicroBatches`, given below, does that: `next(run.data)`.",
-            _looping(_OneRound()),
-        ),
-        Misconception(
             "the precision is not looked at",
             "The forward pass runs inside `autocast_for(device, settings.precision)`, given below. "
             "Without it everything is float32, and takes its time.",
@@ -2390,12 +2288,6 @@ LOOP = Exercise(
             "a resumed run counts its steps from 0",
             "It takes all steps once more, with a new warm-up. Begin at `run.step`.",
             _looping(_StepsFromZero()),
-        ),
-        Misconception(
-            "a resumed run returns its own losses only",
-            "The curve of a run is that of all its steps: `run.losses` has those before the stop "
-            "too.",
-            _looping(_NewLosses()),
         ),
         Misconception(
             "the generators are not put back",
@@ -2445,11 +2337,6 @@ LOOP = Exercise(
             "`.item()` makes the processor wait for the GPU in every micro-batch. Return the "
             "detached tensor.",
             {"training_step": _Steps().number},
-        ),
-        Misconception(
-            "a step does not compute gradients",
-            "Without `backward()` nothing is learned.",
-            {"training_step": _Steps().forward_only},
         ),
     ),
     hints=(
@@ -2634,9 +2521,9 @@ def _adapt_cases(rng: np.random.Generator) -> Iterator[Case]:
         state = _guesser_state(rng, len(pieces), 4)
         return Case(name, {"pieces": pieces, "texts": texts, "settings": settings, "state": state})
 
-    sizes = rng.permutation(np.resize([9, 8, 7, 6, 5], 26)).tolist()
-    two_rounds = {"batch_size": 3, "max_length": 12, "total_steps": 18}
-    yield case("twenty-six texts, three a batch, two rounds", sizes, **two_rounds)
+    sizes = rng.permutation(np.resize([9, 8, 7, 6, 5], 22)).tolist()
+    two_rounds = {"batch_size": 4, "max_length": 12, "total_steps": 12}
+    yield case("twenty-two texts, four a batch, two rounds", sizes, **two_rounds)
     cut = {"batch_size": 4, "max_length": 8, "total_steps": 6}
     yield case("texts that are too long", [25, 4, 13, 1, 9], **cut)
     more = {"accumulation_steps": 2, "max_length": 16, "batch_size": 2}
@@ -2693,7 +2580,9 @@ def _adapt_probe(
     if length < 20:  # few texts may look the same by chance
         return found
     other = Listener(state)
-    part.adapt(other, tokenizer, texts, AdaptationSettings(**{**settings, "seed": 4321}))
+    part.adapt(
+        other, tokenizer, texts, AdaptationSettings(**{**settings, "seed": 4321, "total_steps": 1})
+    )
     masks: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
     for row, places in zip(rows, chosen_places, strict=True):
         masks.setdefault(tuple(row), set()).add(places)
@@ -2702,7 +2591,7 @@ def _adapt_probe(
         "the second round is in another order": first[: len(second)] != second,
         "the texts are shuffled": first != _as_given(rows, texts, tokenizer),
         "masks are drawn anew": any(len(places) > 1 for places in masks.values()),
-        "another seed gives another": not _equal_calls(model.calls, other.calls),
+        "another seed gives another": not _equal_calls(begun, other.calls),
     }
 
 
@@ -3042,16 +2931,6 @@ CLINIC = Exercise(
             "is why they are there. `chosen` has all three kinds.",
             _relabelled(
                 lambda batch, chosen: batch["labels"].masked_fill(batch["input_ids"] != 4, -100)
-            ),
-        ),
-        Misconception(
-            "only tokens that were changed keep their labels",
-            "A tenth of the chosen tokens is left as it is, and has a label all the same: "
-            "otherwise the model could trust every word it sees. Use `chosen`.",
-            _relabelled(
-                lambda batch, chosen: batch["labels"].masked_fill(
-                    batch["input_ids"] == batch["labels"], -100
-                )
             ),
         ),
         Misconception(
