@@ -1692,7 +1692,7 @@ class Loop:
         self.begin(run)
         was_training = model.training
         self.set_mode(model)
-        for step in range(self.first_step(run), settings.total_steps):
+        for step in range(run.step, settings.total_steps):
             micro_batches = [next(run.data) for _ in range(settings.accumulation_steps)]
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * self.rate(step, settings)
@@ -1701,7 +1701,7 @@ class Loop:
             self.keep(run)
             if on_step is not None:
                 on_step(step + 1, run.losses[-1])
-        self.leave_mode(model, was_training)
+        model.train(was_training)
         return run.losses
 
     # What a wrong version does in another way.
@@ -1712,14 +1712,8 @@ class Loop:
     def begin(self, run: Any) -> None:
         run.resume()
 
-    def first_step(self, run: Any) -> int:
-        return run.step
-
     def set_mode(self, model: nn.Module) -> None:
         model.train()
-
-    def leave_mode(self, model: nn.Module, was_training: bool) -> None:
-        model.train(was_training)
 
     def rate(self, step: int, settings: Any) -> float:
         return transformers_schedule(step, settings.warmup_steps, settings.total_steps)
@@ -1860,11 +1854,6 @@ class _ModeKept(Loop):
         pass
 
 
-class _LeftInTraining(Loop):
-    def leave_mode(self, model: nn.Module, was_training: bool) -> None:
-        pass
-
-
 class _Precise(Loop):
     def autocast(self, device: torch.device, precision: str) -> Any:
         return super().autocast(device, "float32")
@@ -1889,11 +1878,6 @@ class _NeverRead(Loop):
 class _NeverKept(Loop):
     def keep(self, run: Any) -> None:
         pass
-
-
-class _StepsFromZero(Loop):
-    def first_step(self, run: Any) -> int:
-        return 0
 
 
 class _OldGenerators(Loop):
@@ -1927,12 +1911,6 @@ class _Steps:
         loss = model(**batch).loss
         (loss if scaler is None else scaler.scale(loss)).backward()
         return loss
-
-    def scaled(self, model: nn.Module, batch: Any, scaler: Any = None, *more: Any) -> Tensor:
-        loss = model(**batch).loss
-        loss = loss if scaler is None else scaler.scale(loss)
-        loss.backward()
-        return loss.detach()
 
     def unscaled(self, model: nn.Module, batch: Any, scaler: Any = None, *more: Any) -> Tensor:
         return torch_step(model, batch, None, *more)
@@ -2255,12 +2233,6 @@ LOOP = Exercise(
             _looping(_ModeKept()),
         ),
         Misconception(
-            "the model is left in training mode",
-            "Who evaluates it next would do so with dropout. Remember `model.training` and put it "
-            "back.",
-            _looping(_LeftInTraining()),
-        ),
-        Misconception(
             "the precision is not looked at",
             "The forward pass runs inside `autocast_for(device, settings.precision)`, given below. "
             "Without it everything is float32, and takes its time.",
@@ -2283,11 +2255,6 @@ LOOP = Exercise(
             "Then there is nothing to go on from. Call `run.save_if_due()` at the end of each "
             "step, when the loss is in `run.losses`.",
             _looping(_NeverKept()),
-        ),
-        Misconception(
-            "a resumed run counts its steps from 0",
-            "It takes all steps once more, with a new warm-up. Begin at `run.step`.",
-            _looping(_StepsFromZero()),
         ),
         Misconception(
             "the generators are not put back",
@@ -2313,12 +2280,6 @@ LOOP = Exercise(
             "As long as somebody holds that number, PyTorch holds what it was computed from. "
             "`loss.detach()` is the number alone.",
             {"training_step": _Steps().with_graph},
-        ),
-        Misconception(
-            "a step returns the scaled loss",
-            "The scale is there for the gradients alone. Differentiate `scaler.scale(loss)`, and "
-            "return the loss.",
-            {"training_step": _Steps().scaled},
         ),
         Misconception(
             "a step ignores its scaler",
@@ -2448,21 +2409,11 @@ class _InOrder(Adaptation):
         return list(range(len(pieces)))
 
 
-class _DrawnWithRepeats(Adaptation):
-    def order(self, pieces: list[list[int]], generator: torch.Generator) -> list[int]:
-        return torch.randint(len(pieces), (len(pieces),), generator=generator).tolist()
-
-
 class _Unseeded(Adaptation):
     def generator(self, settings: Any) -> torch.Generator:
         generator = torch.Generator()
         generator.seed()
         return generator
-
-
-class _FixedSeed2(Adaptation):
-    def generator(self, settings: Any) -> torch.Generator:
-        return torch.Generator().manual_seed(0)
 
 
 class _CutOff(Adaptation):
@@ -2501,11 +2452,6 @@ class _LastDropped(Adaptation):
         return [part for part in super().parts(order, settings) if len(part) == settings.batch_size]
 
 
-class _OneByOne(Adaptation):
-    def parts(self, order: list[int], settings: Any) -> list[list[int]]:
-        return [[i] for i in order]
-
-
 class _NothingHidden(Adaptation):
     def masked(self, ids: Tensor, tokenizer: Any, generator: Any) -> tuple[Tensor, Tensor]:
         special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
@@ -2522,8 +2468,8 @@ def _adapt_cases(rng: np.random.Generator) -> Iterator[Case]:
         return Case(name, {"pieces": pieces, "texts": texts, "settings": settings, "state": state})
 
     sizes = rng.permutation(np.resize([9, 8, 7, 6, 5], 22)).tolist()
-    two_rounds = {"batch_size": 4, "max_length": 12, "total_steps": 12}
-    yield case("twenty-two texts, four a batch, two rounds", sizes, **two_rounds)
+    two_rounds = {"batch_size": 5, "max_length": 12, "total_steps": 10}
+    yield case("twenty-two texts, five a batch, two rounds", sizes, **two_rounds)
     cut = {"batch_size": 4, "max_length": 8, "total_steps": 6}
     yield case("texts that are too long", [25, 4, 13, 1, 9], **cut)
     more = {"accumulation_steps": 2, "max_length": 16, "batch_size": 2}
@@ -2680,21 +2626,10 @@ ADAPT = Exercise(
             _adapting(_InOrder()),
         ),
         Misconception(
-            "texts are drawn with repeats",
-            "In a round some come three times and a third of them not at all. A round reads each "
-            "once: `torch.randperm`.",
-            _adapting(_DrawnWithRepeats()),
-        ),
-        Misconception(
             "the seed is not used",
             "Two runs with the same settings must see the same. Make a generator with "
             "`settings.seed`, and draw everything from it.",
             _adapting(_Unseeded()),
-        ),
-        Misconception(
-            "the seed is always 0",
-            "Who wants to know how much is chance runs several seeds: `settings.seed`.",
-            _adapting(_FixedSeed2()),
         ),
         Misconception(
             "what is too long is cut off",
@@ -2731,12 +2666,6 @@ ADAPT = Exercise(
             "Its texts are lost for this round. It may have fewer texts than the others; the loss "
             "is a mean.",
             _adapting(_LastDropped()),
-        ),
-        Misconception(
-            "batch_size is not looked at",
-            "One text at a time keeps the processor waiting, and each step follows one text's "
-            "whim. Put `settings.batch_size` texts into a batch.",
-            _adapting(_OneByOne()),
         ),
         Misconception(
             "nothing is hidden",
