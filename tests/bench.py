@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests import bench_grading, bench_model
+from tests import bench_grading, bench_model, bench_pretraining
 from tests.measure import ROOT, Row, complete, paired, seconds, spread
 
 # --- chapter 1: the tokenizer ---
@@ -177,6 +177,10 @@ BENCHES = {
     "memory": bench_model.memory,
     "loading": bench_model.loading,
     "grading": bench_grading.grading,
+    "step": bench_pretraining.step,
+    "data": bench_pretraining.data,
+    "loss": bench_pretraining.loss,
+    "corpus": bench_pretraining.corpus,
 }
 
 

@@ -9,9 +9,12 @@ package versions give the same corpus, in the same order, on every machine.
         print(paragraph.library, paragraph.text)
 
 The first call reads some 5,000 source files, which takes half a minute on two cores; the result
-is kept in one file of under 4 MB below `cache_folder()`, read in half a second. Text flows
-through: of the paragraphs seen, harvesting keeps eight bytes each, to leave out duplicates, and
-reading keeps none.
+is kept in one file of under 4 MB below `cache_folder()`, read in half a second.
+
+Other text goes the same way: `from_folder` for files, `from_dataset` for what the package
+`datasets` has on this machine. Text flows through, a paragraph at a time, and none of it is held:
+reading takes at most 32 MB however long the text is (`make bench ARGS=corpus` reads 1 GB). Most of
+that is the fingerprints of the paragraphs seen last, by which duplicates are left out.
 """
 
 import ast
@@ -33,10 +36,10 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 LIBRARIES = {
     "matplotlib": "matplotlib",
@@ -52,6 +55,12 @@ LIBRARIES = {
 
 FORMAT = 1
 """Raise this when the definition of a paragraph or the cache's layout changes."""
+
+LONGEST = 2**14
+"""Characters of a paragraph in your own text; a longer one is cut, at a space if it has one."""
+
+REMEMBERED = 2**17
+"""Of how many different paragraphs, at least, a repetition is noticed."""
 
 
 class Paragraph(NamedTuple):
@@ -82,7 +91,12 @@ def paragraphs(libraries: Iterable[str] | None = None) -> Iterator[Paragraph]:
 
 def documents(libraries: Iterable[str] | None = None) -> Iterator[list[Paragraph]]:
     """The same paragraphs, those of one docstring together in a list."""
-    for _, group in itertools.groupby(paragraphs(libraries), key=lambda item: item.document):
+    return as_documents(paragraphs(libraries))
+
+
+def as_documents(items: Iterable[Paragraph]) -> Iterator[list[Paragraph]]:
+    """Paragraphs in order, those of one document together in a list."""
+    for _, group in itertools.groupby(items, key=lambda item: item.document):
         yield list(group)
 
 
@@ -122,16 +136,52 @@ def counts_by_library() -> dict[str, int]:
 def from_folder(path: str | os.PathLike[str]) -> Iterator[Paragraph]:
     """Paragraphs of your own text: every `.txt`, `.md` and `.rst` file below a folder.
 
-    Blank lines separate paragraphs. The label is the name of the subfolder the file is in, or of
-    the folder itself, and each file is one document.
+    Blank lines separate paragraphs; one of more than `LONGEST` characters is cut. The label is the
+    name of the subfolder the file is in, or of the folder itself, and each file is one document.
+    A paragraph that came before, within the last `REMEMBERED` different ones, is left out.
 
     Raises:
         NotADirectoryError: `path` is not a folder.
+        ValueError: there is no such file in it.
     """
     root = Path(path)
     if not root.is_dir():
         raise NotADirectoryError(f"{root} is not a folder of text files")
-    return _new_only(_folder_paragraphs(root))
+    if not (files := _text_files(root)):
+        raise ValueError(f"path is {root}, but no .txt, .md or .rst file is below it")
+    return _new_only(_folder_paragraphs(root, files))
+
+
+def from_dataset(
+    name_or_path: str | os.PathLike[str],
+    config_name: str | None = None,
+    split: str = "train",
+    column: str = "text",
+) -> Iterator[Paragraph]:
+    """Paragraphs of a data set of the package `datasets` that is on this machine already.
+
+    Each row is one document, and blank lines separate its paragraphs. In WikiText, where a row is
+    a line, a document is an article: from a first title, `= Title =`, on, documents begin at
+    titles, and headings are left out. The label is the data set's name. Nothing is downloaded.
+
+    Args:
+        name_or_path: a name on the hub, such as "Salesforce/wikitext"; a folder with Parquet, JSON
+            lines or CSV files; or a folder made by `save_to_disk`.
+        config_name: which of the data set's configurations, such as "wikitext-2-raw-v1".
+        split: which of its splits.
+        column: the column with the text.
+
+    Raises:
+        RuntimeError: the package `datasets` is not installed.
+        FileNotFoundError: the data set is not on this machine.
+        ValueError: it has no such split or column.
+    """
+    rows = _dataset_rows(os.fspath(name_or_path), config_name, split)
+    columns = rows.column_names or list(next(iter(rows), {}))
+    if column not in columns:
+        raise ValueError(f"column is {column!r}, but the data set has {', '.join(columns)}")
+    label = Path(name_or_path).resolve().name if Path(name_or_path).is_dir() else str(name_or_path)
+    return _new_only(_row_paragraphs((str(row[column] or "") for row in rows), label))
 
 
 def cache_folder() -> Path:
@@ -363,23 +413,116 @@ def _is_own_code(path: Path) -> bool:
 
 
 def _new_only(items: Iterable[Paragraph]) -> Iterator[Paragraph]:
-    """Leave out what was said before, word for word."""
-    seen: set[bytes] = set()
+    """Leave out what was said before, word for word, among the last `REMEMBERED` paragraphs.
+
+    There are two sets of fingerprints: when the newer one is full it becomes the older one, and
+    what the older one held is forgotten. So memory has a bound: 2 * REMEMBERED fingerprints.
+    """
+    newer: set[int] = set()
+    older: set[int] = set()
     for item in items:
         digest = hashlib.blake2b(item.text.encode(), digest_size=8).digest()
-        if digest not in seen:
-            seen.add(digest)
-            yield item
+        fingerprint = int.from_bytes(digest, "little")
+        if fingerprint in newer or fingerprint in older:
+            continue
+        newer.add(fingerprint)
+        if len(newer) >= REMEMBERED:
+            newer, older = set(), newer
+        yield item
 
 
-def _folder_paragraphs(root: Path) -> Iterator[Paragraph]:
-    files = sorted(path for path in root.rglob("*") if path.suffix in {".txt", ".md", ".rst"})
-    for document, path in enumerate(file for file in files if file.is_file()):
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for blank, group in itertools.groupby(lines, key=lambda line: not line.strip()):
-                if not blank:
-                    text = " ".join(" ".join(group).split())
-                    yield Paragraph(text, path.parent.name or root.resolve().name, document)
+# Other text ------------------------------------------------------------------------------------
+
+HEADING = re.compile(r"=(?: =)* .* =(?: =)*")  # of WikiText: "= Title =", "= = Section = ="
+TITLE = re.compile(r"= [^=].* =")
+
+
+def _text_files(root: Path) -> list[Path]:
+    found = (path for path in root.rglob("*") if path.suffix in {".txt", ".md", ".rst"})
+    return sorted(path for path in found if path.is_file())
+
+
+def _folder_paragraphs(root: Path, files: list[Path]) -> Iterator[Paragraph]:
+    for document, path in enumerate(files):
+        label = path.parent.name or root.resolve().name
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for text in split_at_blank_lines(file):
+                yield Paragraph(text, label, document)
+
+
+def split_at_blank_lines(file: IO[str]) -> Iterator[str]:
+    """The paragraphs of an open text file, each on one line; no more than one is held."""
+    lines: list[str] = []
+    length = 0
+    for line in _bounded_lines(file):
+        blank = not line.strip()
+        if lines and (blank or length + len(line) > LONGEST):
+            yield " ".join(" ".join(lines).split())
+            lines, length = [], 0
+        if not blank:
+            lines.append(line)
+            length += len(line)
+    if lines:
+        yield " ".join(" ".join(lines).split())
+
+
+def _bounded_lines(file: IO[str]) -> Iterator[str]:
+    """The lines of a file; one of more than `LONGEST` characters in parts, cut at a space."""
+    rest = ""
+    while part := file.readline(LONGEST):
+        line, rest = rest + part, ""
+        if not part.endswith("\n") and " " in line:  # more of this line may follow
+            line, _, rest = line.rpartition(" ")
+        yield line
+    if rest:
+        yield rest
+
+
+def _row_paragraphs(texts: Iterable[str], label: str) -> Iterator[Paragraph]:
+    document, titled = -1, False
+    for text in texts:
+        line = text.strip()
+        is_title = TITLE.fullmatch(line) is not None
+        titled = titled or is_title
+        document += is_title or not titled
+        if not (titled and HEADING.fullmatch(line)):
+            for paragraph in split_at_blank_lines(io.StringIO(text)):
+                yield Paragraph(paragraph, label, document)
+
+
+def _dataset_rows(name: str, config_name: str | None, split: str) -> Any:
+    """The rows of a data set on this machine, an iterable of dicts."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise RuntimeError("from_dataset needs a package: pip install datasets") from error
+    if (Path(name) / "state.json").exists() or (Path(name) / "dataset_dict.json").exists():
+        loaded = datasets.load_from_disk(name)  # made by save_to_disk
+        if not isinstance(loaded, datasets.DatasetDict):
+            return loaded
+        if split not in loaded:
+            raise ValueError(f"split is {split!r}, but the data set has {', '.join(loaded)}")
+        return loaded[split]
+    try:
+        with _offline(datasets):
+            streaming = Path(name).is_dir()  # the hub's are on disk in a form that is not read in
+            return datasets.load_dataset(name, config_name, split=split, streaming=streaming)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise FileNotFoundError(
+            f"{name} is neither a folder with a data set nor in the local Hugging Face cache; "
+            f"fetch it once: datasets.load_dataset({name!r}, {config_name!r})"
+        ) from error
+
+
+@contextmanager
+def _offline(datasets: Any) -> Iterator[None]:
+    """The package `datasets` uses nothing but this machine, whatever HF_HUB_OFFLINE says."""
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
 
 
 def _reservoir_sample(items: Iterable[Paragraph], size: int, rng: random.Random) -> list[Paragraph]:
@@ -443,8 +586,8 @@ def _is_intact(path: Path) -> bool:
     """Whether the file is there and begins with the digest of the rest."""
     if not path.exists():
         return False
-    content = path.read_bytes()  # a few megabytes
-    return content[:DIGEST_SIZE] == hashlib.sha256(content[DIGEST_SIZE:]).digest()
+    with path.open("rb") as file:
+        return file.read(DIGEST_SIZE) == hashlib.file_digest(file, "sha256").digest()
 
 
 def _write_atomically(path: Path) -> None:
@@ -475,10 +618,12 @@ def _pack(file: IO[bytes]) -> None:
     with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
         for item in _new_only(_harvest()):
             packed.write(f"{_to_line(item)}\n".encode())
+    digest = hashlib.sha256()
     file.seek(DIGEST_SIZE)
-    digest = hashlib.sha256(file.read()).digest()
+    while part := file.read(2**20):
+        digest.update(part)
     file.seek(0)
-    file.write(digest)
+    file.write(digest.digest())
 
 
 def _unpack(file: IO[bytes]) -> Iterator[Paragraph]:

@@ -4,8 +4,11 @@ import gzip
 import itertools
 import multiprocessing
 import sys
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,6 +227,166 @@ def test_a_folder_of_text_gives_paragraphs_labelled_by_subfolder(tmp_path):
     ]
     with pytest.raises(NotADirectoryError, match="nowhere"):
         corpus.from_folder(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty, but no \.txt, \.md or \.rst file"):
+        corpus.from_folder(tmp_path / "empty")
+
+
+def test_a_paragraph_that_came_before_is_left_out_as_long_as_it_is_remembered(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(corpus, "REMEMBERED", 3)
+    (tmp_path / "a.txt").write_text("\n\n".join("abacdaefgha"))
+    assert "".join(item.text for item in corpus.from_folder(tmp_path)) == "abcdefgha"
+
+
+# --- streaming ---
+
+SHAPES = {
+    "paragraphs": lambda number: f"{number} {SENTENCE}.\n\n",
+    "lines without a blank one": lambda number: f"{number} {SENTENCE}.\n",
+    "one line": lambda number: f"{number} {SENTENCE}. ",
+    "one word": lambda number: f"{number}-{SENTENCE}".replace(" ", "-"),
+}
+
+
+def text_of(folder: Path, shape: str, count: int) -> Path:
+    folder.mkdir()
+    with (folder / "text.txt").open("w") as file:
+        file.writelines(map(SHAPES[shape], range(count)))
+    return folder
+
+
+def peak_of(read: Callable[[], Iterable[Any]]) -> int:
+    """The most memory, in bytes, that Python had taken while everything is read."""
+    tracemalloc.start()
+    kept = read()
+    for _ in kept:
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_text_flows_through_however_long_it_is(tmp_path, monkeypatch, shape):
+    monkeypatch.setattr(corpus, "REMEMBERED", 500)
+    short = text_of(tmp_path / "short", shape, 5_000)
+    long = text_of(tmp_path / "long", shape, 20_000)
+    size = (long / "text.txt").stat().st_size
+    peaks = [peak_of(lambda at=at: corpus.from_folder(at)) for at in (short, long)]
+    assert peaks[1] < 1.3 * peaks[0] < size / 2
+    held = peak_of(lambda: list(corpus.from_folder(long)))
+    assert held > size, "the measure must notice a text that is held"
+
+
+def test_fingerprints_without_a_bound_would_be_noticed(tmp_path, monkeypatch):
+    peaks = {}
+    for bound in (500, 10**9):
+        monkeypatch.setattr(corpus, "REMEMBERED", bound)
+        for count in (5_000, 20_000):
+            at = text_of(tmp_path / f"{bound}-{count}", "paragraphs", count)
+            peaks[bound, count] = peak_of(lambda at=at: corpus.from_folder(at))
+    assert peaks[500, 20_000] < 1.3 * peaks[500, 5_000]
+    assert peaks[10**9, 20_000] > 2 * peaks[10**9, 5_000]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_word_is_lost_where_a_long_paragraph_is_cut(tmp_path, shape):
+    at = text_of(tmp_path / "text", shape, 1_000)
+    written = (at / "text.txt").read_text()
+    texts = [item.text for item in corpus.from_folder(at)]
+    if shape == "one word":
+        assert "".join(texts) == written
+    else:
+        assert " ".join(texts).split() == written.split()
+    assert max(map(len, texts)) <= 2 * corpus.LONGEST
+    assert len(texts) > 1
+
+
+# --- the package datasets ---
+
+
+@pytest.fixture
+def rows():
+    import datasets
+
+    datasets.disable_progress_bars()
+    texts = ["One\nline.\n\nTwo.", "", "Two.", "Three."]
+    return datasets.Dataset.from_dict({"text": texts, "label": [0, 1, 2, 3], "none": [None] * 4})
+
+
+FROM_ROWS = [("One line.", 0), ("Two.", 0), ("Three.", 3)]
+
+
+def save(rows: Any, folder: Path, how: str) -> None:
+    import datasets
+
+    if how == "saved":
+        rows.save_to_disk(folder)
+    elif how == "saved with splits":
+        datasets.DatasetDict({"train": rows, "test": rows.select([3])}).save_to_disk(folder)
+    else:
+        folder.mkdir()
+        {"parquet": rows.to_parquet, "json lines": rows.to_json}[how](
+            folder / f"train.{'parquet' if how == 'parquet' else 'jsonl'}"
+        )
+
+
+@pytest.mark.parametrize("how", ["saved", "saved with splits", "parquet", "json lines"])
+def test_a_data_set_on_disk_gives_a_document_a_row(tmp_path, rows, how):
+    folder = tmp_path / "mine"
+    save(rows, folder, how)
+    found = list(corpus.from_dataset(folder))
+    assert [(item.text, item.document) for item in found] == FROM_ROWS
+    assert {item.library for item in found} == {"mine"}
+    assert list(corpus.from_dataset(folder, column="none")) == []
+    with pytest.raises(ValueError, match=r"column is 'words', but .* has text, label, none"):
+        corpus.from_dataset(folder, column="words")
+    if how != "saved":
+        with pytest.raises(ValueError, match=r"split(:| is) '?dev"):
+            corpus.from_dataset(folder, split="dev")
+
+
+def test_another_split_is_other_text(tmp_path, rows):
+    save(rows, tmp_path / "mine", "saved with splits")
+    assert [x.text for x in corpus.from_dataset(tmp_path / "mine", split="test")] == ["Three."]
+
+
+def test_the_articles_of_wikitext_are_its_documents(tmp_path):
+    import datasets
+
+    lines = ["", " = Valkyria = \n", "", " It is a game . \n", " = = Plot = = \n", " War . \n"]
+    lines += [" = = = Part 2 = = = \n", " 1 + 1 = 2 . \n", " = Paris = \n", " A city . \n"]
+    datasets.Dataset.from_dict({"text": lines}).save_to_disk(tmp_path / "wiki")
+    found = list(corpus.as_documents(corpus.from_dataset(tmp_path / "wiki")))
+    assert [[item.text for item in document] for document in found] == [
+        ["It is a game .", "War .", "1 + 1 = 2 ."],
+        ["A city ."],
+    ]
+
+
+def test_a_data_set_of_the_hub_is_looked_for_on_this_machine_alone(monkeypatch):
+    import datasets
+
+    seen = []
+
+    def load(*args, **options):
+        seen.append((args, datasets.config.HF_HUB_OFFLINE))
+        raise ConnectionError("offline")
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(FileNotFoundError, match=r"Salesforce/wikitext is neither a folder"):
+        corpus.from_dataset("Salesforce/wikitext", "wikitext-2-raw-v1")
+    assert seen == [(("Salesforce/wikitext", "wikitext-2-raw-v1"), True)]
+    assert datasets.config.HF_HUB_OFFLINE is False
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(RuntimeError, match="pip install datasets"):
+        corpus.from_dataset("anything")
 
 
 def test_the_cache_folder_follows_the_users_settings(monkeypatch, tmp_path):
