@@ -241,9 +241,14 @@ def test_a_new_classifier(submission, rng):
 @pytest.mark.hint("A label that is no class is refused, and the message says which text has it.")
 def test_labels_that_are_no_class(submission, rng):
     """Labels that are no class are refused by number; the last class is one"""
-    batch = drawn_batch(rng, [5, 6, 4, 3])
-    model = headed(submission, "SequenceClassifier", bert_state(rng, classifier=3), 3)
-    assert model(**batch, labels=torch.tensor([2, 0, 2, 1]))["loss"] is not None
+    batch, state = drawn_batch(rng, [5, 6, 4, 3]), bert_state(rng, classifier=3)
+
+    def loss(of, state):
+        model = headed(of, "SequenceClassifier", state, 3)
+        return model(**batch, labels=torch.tensor([2, 0, 2, 1]))["loss"]
+
+    submission.agrees(loss, state)
+    model = headed(submission, "SequenceClassifier", state, 3)
     for wrong in (3, -1, -7):
         row = int(rng.integers(4))
         labels = torch.tensor([1, 2, 0, 2])
