@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,10 @@ def undropped(layer: Any, x: Any, mask: Any = None) -> Any:
 class NeverTheLast(chapter_6.Masking):
     """Draws from all pieces but the last: ``randint(vocab_size - 1)``."""
 
-    def collated(self, ids: Any, tokenizer: Any, *more: Any) -> Any:
-        inputs, labels = super().collated(ids, tokenizer, *more)
+    def collated(
+        self, ids: Any, tokenizer: Any, probability: float, source: Any, spared: Any
+    ) -> Any:
+        inputs, labels = super().collated(ids, tokenizer, probability, source, spared)
         put_in = (labels != -100) & (inputs != ids) & (inputs == tokenizer.vocab_size - 1)
         return inputs.masked_fill(put_in, 0), labels
 
@@ -103,6 +106,13 @@ class AlwaysTheSameSpread(chapter_7.SequenceClassifier):
         torch.nn.init.zeros_(layer.bias)
 
 
+class SeedIgnored(chapter_7.Tuning):
+    """Draws as for seed 0, whatever the settings say."""
+
+    def kept(self, settings: Any) -> Any:
+        return replace(settings, seed=0)
+
+
 class EveryOtherWord(chapter_7.MoreExamples):
     """Chooses half of the words, whatever the probability between 0 and 1."""
 
@@ -119,6 +129,7 @@ MUTANTS: dict[str, dict[str, Any]] = {
     "6.1": {"the last piece is never drawn": {"mask_tokens": NeverTheLast()}},
     "6.6": {"a fifth of the tokens is hidden": {"adapt": MaskedMore().adapt}},
     "7.2": {"the spread is always 0.02": {"SequenceClassifier": AlwaysTheSameSpread}},
+    "7.5": {"the seed is always 0": {"fine_tune": SeedIgnored().fine_tune}},
     "7.6": {"half of the words are chosen": {"augment": EveryOtherWord().augment}},
 }
 
