@@ -1014,11 +1014,7 @@ def test_the_tokenizer_in_every_place(submission, rng):
     for turn in range(3):
         names = [f"v{i}" for i in rng.permutation(50)[:3]]
         turned = dict(zip(names, order[turn:] + order[:turn], strict=True))
-        submission.agrees(
-            lambda of, given: chosen_by(of, given, case),
-            turned,
-            truth=lambda given: next(n for n, x in given.items() if list(x) == list(case["right"])),
-        )
+        submission.agrees(lambda of, given: chosen_by(of, given, case), turned)
 
 
 def chosen_by(of, vocabularies, case):
