@@ -709,8 +709,10 @@ def test_class_weights_that_are_all_alike(submission, rng):
 def test_labels_at_many_thresholds(submission, rng):
     """At every threshold from 0 to 1 just the texts that reach it are kept, in their order"""
     texts = [f"text {i}" for i in rng.permutation(30)]
-    logits = normal(rng, 30, 4, scale=2.0) + normal(rng, 30, 1, scale=20.0)  # a shift says nothing
-    thresholds = [0.0, *rng.uniform(0.3, 0.99, 6).tolist(), 1.0]
+    logits = normal(rng, 30, 4, scale=1.5) + normal(rng, 30, 1, scale=20.0)  # a shift says nothing
+    shares = logits.double().softmax(-1).max(-1).values.sort().values
+    gaps = shares.diff().topk(6).indices  # a threshold lies in a gap: rounding decides nothing
+    thresholds = [0.0, *((shares[gaps] + shares[gaps + 1]) / 2).tolist(), 1.0]
 
     def kept(of, logits):
         model = of.witness(logits)
