@@ -52,7 +52,8 @@ USUAL |= {".local/share", ".cache/huggingface", ".cache/torch", "torchinductor_"
 def test_nothing_is_left_outside_the_copy(pristine_copy, tmp_path, monkeypatch, solution):
     copy, home, temporary = (tmp_path / name for name in ("copy", "home", "temporary"))
     shutil.copytree(pristine_copy, copy)
-    home.mkdir(), temporary.mkdir()
+    home.mkdir()
+    temporary.mkdir()
     for name in [name for name in os.environ if name.startswith(("XDG_", "BERTLAB_C", "HF_HOME"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(home))

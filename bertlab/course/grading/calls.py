@@ -221,8 +221,9 @@ def is_float(value: Any) -> bool:
 
 def plain(value: Any) -> Any:
     """A dataclass or a named tuple as a dict of its fields; everything else as it is."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return dict(zip(value._fields, value, strict=True))
+    names = getattr(value, "_fields", None)
+    if isinstance(value, tuple) and names:
+        return dict(zip(names, value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return value
