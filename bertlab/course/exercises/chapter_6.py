@@ -598,8 +598,8 @@ MASK = Exercise(
         ),
         Misconception(
             "the same places are chosen in every text",
-            "A draw of shape [seq] serves all texts of the batch. Draw one number for each token: "
-            "`torch.rand(input_ids.shape)`.",
+            "A draw of shape [seq] serves all texts of the batch alike. Draw one number for "
+            "each token of each text: `torch.rand(input_ids.shape)`.",
             _masks(_SamePlaces()),
         ),
         Misconception(
@@ -640,7 +640,8 @@ MASK = Exercise(
         ),
         Misconception(
             "only the first piece of a chosen word is hidden",
-            "The pieces with `##` that follow belong to the word: they are chosen with it.",
+            "The pieces with `##` that follow belong to the word, and in sight they would give "
+            "it away: they are chosen with it.",
             _masks(_FirstPieces()),
         ),
         Misconception(
@@ -951,8 +952,8 @@ PAIR = Exercise(
         ),
         Misconception(
             "rng is not used",
-            "Draws from another generator make a run that nobody can repeat. All draws come from "
-            "`rng`: `rng.random()`, `rng.randrange`, `rng.choice`.",
+            "Draws from another generator make a run that nobody can repeat. All draws come "
+            "from the argument `rng`: `rng.random()`, `rng.randrange`, `rng.choice`.",
             _pairs(_OwnSeed()),
         ),
         Misconception(
@@ -970,8 +971,9 @@ PAIR = Exercise(
         ),
         Misconception(
             "long pairs are not cut",
-            "No pair may have more than `max_length` tokens: the model has no more positions. "
-            "`tokenizer(first, second, truncation=True, max_length=max_length)`.",
+            "No pair may have more than `max_length` tokens, because the model has no more "
+            "positions. The tokenizer cuts: `tokenizer(first, second, truncation=True, "
+            "max_length=max_length)`.",
             _pairs(_NeverCut()),
         ),
         Misconception(
@@ -1084,7 +1086,8 @@ SCHEDULE = Exercise(
         ),
         Misconception(
             "the warm-up and the decay are multiplied",
-            "Two lines, one after the other: during the warm-up nothing decays.",
+            "They are two lines, one after the other, and not two factors: during the warm-up "
+            "nothing decays, and after it nothing is warmed up.",
             _changed(
                 lambda right, step, warmup, total: (
                     right * (1 - step / total) if step < warmup else right
@@ -1099,7 +1102,8 @@ SCHEDULE = Exercise(
         ),
         Misconception(
             "it falls below 0 after the last step",
-            "A negative learning rate climbs. Whoever trains on gets 0: `max(0.0, ...)`.",
+            "With a negative learning rate a step climbs, and the loss rises. Whoever trains "
+            "on after the last step gets 0: `max(0.0, ...)`.",
             _schedule(_without_floor),
         ),
         Misconception(
@@ -1508,7 +1512,8 @@ OPTIMIZER = Exercise(
         ),
         Misconception(
             "the count of steps is one too high",
-            "In the first step t is 1: after it, m / (1 - beta1) is the gradient itself.",
+            "In the first step t is 1, so that m / (1 - beta1) is the gradient itself. Count "
+            "up before you divide, and count once.",
             _optimizing(_CountedFromTwo),
         ),
         Misconception(
@@ -1538,13 +1543,13 @@ OPTIMIZER = Exercise(
         Misconception(
             "the learning rate of the beginning is used for ever",
             "A schedule writes a new rate into `param_groups` before each step. Read "
-            "`group['lr']` in `step`, not once in `__init__`.",
+            "`group['lr']` in `step`, not once and for all in `__init__`.",
             _optimizing(_FirstRate),
         ),
         Misconception(
             "all groups have the first one's settings",
-            "Each group has its own lr, betas, eps and weight_decay: read them inside the loop "
-            "over `self.param_groups`.",
+            "Each group has its own lr, betas, eps and weight_decay, and they may change: read "
+            "them inside the loop over `self.param_groups`.",
             _optimizing(_FirstGroup),
         ),
         Misconception(
@@ -1586,8 +1591,8 @@ OPTIMIZER = Exercise(
         ),
         Misconception(
             "a tied parameter is listed twice",
-            "It would move twice in every step. `model.named_parameters()` gives each parameter "
-            "once; `state_dict()` does not.",
+            "It would move twice in every step, and its means would be fed twice. "
+            "`model.named_parameters()` gives each parameter once; `state_dict()` does not.",
             _grouping(_tied_twice),
         ),
         Misconception(
@@ -2193,8 +2198,8 @@ LOOP = Exercise(
         ),
         Misconception(
             "gradients are never set to 0",
-            "They add up over all steps. Call `optimizer.zero_grad()` after each step of the "
-            "optimizer.",
+            "They add up over all steps, so that each step follows the gradients of all before "
+            "it. Call `optimizer.zero_grad()` after each step of the optimizer.",
             _looping(_NeverZeroed()),
         ),
         Misconception(
@@ -2206,8 +2211,8 @@ LOOP = Exercise(
         ),
         Misconception(
             "each parameter's gradient is shortened by itself",
-            "`max_grad_norm` is the length of all gradients together, as one long vector: one call "
-            "with all parameters.",
+            "`max_grad_norm` bounds the length of all gradients together, as one long vector, "
+            "which keeps its direction: one call with all parameters.",
             _looping(_ClippedOneByOne()),
         ),
         Misconception(
@@ -2219,19 +2224,21 @@ LOOP = Exercise(
         ),
         Misconception(
             "the learning rate stays the same",
-            "Before each step, write `learning_rate * warmup_linear(steps done, warmup_steps, "
-            "total_steps)` into every group's `lr`.",
+            "The schedule has to be told to somebody. Before each step, write `learning_rate * "
+            "warmup_linear(steps done, warmup_steps, total_steps)` into every group's `lr`.",
             _looping(_ConstantRate()),
         ),
         Misconception(
             "the schedule is one step ahead",
-            "`warmup_linear` counts the steps that are done: before the first it is given 0.",
+            "`warmup_linear` counts the steps that are done, not the one that is about to be "
+            "made: before the first step it is given 0.",
             _looping(_RateFromOne()),
         ),
         Misconception(
             "biases decay",
-            "Give the optimizer the two groups of exercise 6.4: "
-            "`parameter_groups(model, settings.weight_decay)`.",
+            "Biases and the gains of norms have no reason to shrink towards 0. Give the "
+            "optimizer the two groups of exercise 6.4: `parameter_groups(model, "
+            "settings.weight_decay)`.",
             _looping(_OneGroup()),
         ),
         Misconception(
@@ -2242,8 +2249,8 @@ LOOP = Exercise(
         ),
         Misconception(
             "the precision is not looked at",
-            "The forward pass runs inside `autocast_for(device, settings.precision)`, given below. "
-            "Without it everything is float32, and takes its time.",
+            "The forward pass runs inside `autocast_for(device, settings.precision)`, which is "
+            "given below. Without it everything is computed in float32, and takes its time.",
             _looping(_Precise()),
         ),
         Misconception(
@@ -2285,26 +2292,26 @@ LOOP = Exercise(
         ),
         Misconception(
             "a step returns its loss with the graph",
-            "As long as somebody holds that number, PyTorch holds what it was computed from. "
-            "`loss.detach()` is the number alone.",
+            "As long as somebody holds that number, PyTorch holds everything that it was "
+            "computed from. `loss.detach()` is the number alone.",
             {"training_step": _Steps().with_graph},
         ),
         Misconception(
             "a step ignores its scaler",
-            "In float16 small gradients become 0. `scaler.scale(loss).backward()` computes them "
-            "multiplied by a large number.",
+            "In float16 small gradients become 0. `scaler.scale(loss).backward()` computes "
+            "them multiplied by a large number, which is taken out again before the step.",
             {"training_step": _Steps().unscaled},
         ),
         Misconception(
             "a step sets the gradients to 0",
-            "Then no batch can be larger than a micro-batch: a step adds its gradient to those "
-            "that are there.",
+            "Then no batch can be larger than a micro-batch, because each one forgets the "
+            "others: a step adds its gradient to those that are there.",
             {"training_step": _Steps().zeroed},
         ),
         Misconception(
             "a step returns a Python number",
-            "`.item()` makes the processor wait for the GPU in every micro-batch. Return the "
-            "detached tensor.",
+            "`.item()` makes the processor wait for the GPU in every micro-batch, which costs "
+            "more than it says. Return the detached tensor instead.",
             {"training_step": _Steps().number},
         ),
     ),
@@ -2647,7 +2654,8 @@ ADAPT = Exercise(
         ),
         Misconception(
             "long texts are not cut",
-            "They do not fit: `max_length` is what the model, or the memory, can take.",
+            "They do not fit: `max_length` is what the model, or the memory, can take. Cut the "
+            "ids into stretches, so that no word is lost.",
             _adapting(_TooLong()),
         ),
         Misconception(
@@ -2659,8 +2667,8 @@ ADAPT = Exercise(
         ),
         Misconception(
             "[CLS] and [SEP] are left out",
-            "The model has never seen a text without them. Every piece begins with [CLS] and ends "
-            "with [SEP].",
+            "The model has never seen a text without them. Every piece of a text begins with "
+            "[CLS] and ends with [SEP], as in pretraining.",
             _adapting(_WithoutEnds()),
         ),
         Misconception(
@@ -2677,8 +2685,8 @@ ADAPT = Exercise(
         ),
         Misconception(
             "nothing is hidden",
-            "With labels at every place and nothing masked the model has only to copy. The labels "
-            "come from mask_tokens.",
+            "With labels at every place and nothing masked, the model has only to copy what it "
+            "reads. Inputs and labels come from mask_tokens.",
             _adapting(_NothingHidden()),
         ),
     ),
@@ -2872,23 +2880,26 @@ CLINIC = Exercise(
         ),
         Misconception(
             "the chosen places lose their labels",
-            "It is the wrong way round: where `chosen` is True the label stays.",
+            "It is the wrong way round: where `chosen` is True the label stays, and everywhere "
+            "else it becomes -100, which the loss does not look at.",
             _relabelled(lambda batch, chosen: batch["labels"].masked_fill(chosen, -100)),
         ),
         Misconception(
             "labels are 0 elsewhere",
-            "0 is an id, and the model would learn to answer with it. Cross-entropy ignores -100.",
+            "0 is an id like any other, that of [PAD], and the model would learn to answer "
+            "with it. Cross-entropy looks away at -100.",
             _relabelled(lambda batch, chosen: batch["labels"].masked_fill(~chosen, 0)),
         ),
         Misconception(
             "the batch is changed in place",
-            "The original ids are gone for whoever holds the batch. Return a new dict with new "
-            "labels.",
+            "The original ids are gone for whoever holds the batch and wants to read it again. "
+            "Return a new dict, with new labels.",
             {"mend_labels": _in_place},
         ),
         Misconception(
             "what else is in the batch is lost",
-            "There may be token types and labels of pairs. `{**batch, 'labels': ...}` keeps them.",
+            "There may be token types, a mask and labels of pairs, and the model needs them, "
+            "too. `{**batch, 'labels': ...}` keeps all of them.",
             {"mend_labels": _labels_alone},
         ),
         Misconception(
@@ -2900,28 +2911,32 @@ CLINIC = Exercise(
         ),
         Misconception(
             "a tensor comes back",
-            "The contract says a float: `.item()` or `float(...)`.",
+            "The contract says a float, because a tensor may keep its graph and its place on "
+            "the GPU: `.item()` or `float(...)` gives the number.",
             {"mend_evaluation": _as_a_tensor},
         ),
         Misconception(
             "the model is left in eval mode",
-            "The mode is not yours to change here: if it is in training mode, somebody is "
-            "training.",
+            "The mode is not yours to change here: if the model is in training mode, somebody "
+            "is training it and goes on afterwards.",
             {"mend_evaluation": _left_in_eval},
         ),
         Misconception(
             "the losses are summed up",
-            "The mean was asked for: divide by the number of batches.",
+            "The mean was asked for, which does not grow with the number of batches: divide "
+            "the sum by how many there were.",
             {"mend_evaluation": _sum_of_losses},
         ),
         Misconception(
             "only the last batch counts",
-            "A variable that is overwritten in the loop holds the last loss. Add up.",
+            "A variable that is overwritten in the loop holds the loss of the last batch when "
+            "the loop ends. Add them up on the way.",
             {"mend_evaluation": _last_loss},
         ),
         Misconception(
             "the batches must be a list",
-            "They may be made one by one, and then there is no `len`. Count them as they come.",
+            "They may be made one by one, as they are asked for, and then there is no `len`. "
+            "Count them as they come.",
             {"mend_evaluation": _counted},
         ),
         Misconception(
