@@ -7,12 +7,12 @@
 The same package versions give the same examples. Each task has a baseline that knows words and
 nothing else: what a model is worth is what it does better.
 
-| examples | from the documentation | baseline | from the hub, where cached |
-| --- | --- | --- | --- |
-| `LabelledText` | `library_of_paragraph` | `tf_idf_baseline` | `sst2_examples` |
-| `LabelledPair` | `same_docstring` | `shared_words_baseline` | |
-| `TaggedWords` | `template_sentences`, `checked_sentences` | `word_list_baseline` | `conll_examples` |
-| `Question` | `questions_about_parameters` | `nearest_known_answer` | `squad_examples` |
+| task | its baseline | the same examples from the hub, where cached |
+| --- | --- | --- |
+| `library_of_paragraph` | `tf_idf_baseline` | `sst2_examples` |
+| `same_docstring` | `shared_words_baseline` | |
+| `template_sentences`, `checked_sentences` | `word_list_baseline` | `conll_examples` |
+| `questions_about_parameters` | `nearest_known_answer` | `squad_examples` |
 """
 
 from bertlab.course.tasks.entities import (

@@ -13,7 +13,7 @@ from bertlab.course.tasks.examples import LabelledText, Question, TaggedWords
 Rows = Iterable[Mapping[str, Any]]
 
 SENTIMENTS = ("negative", "positive")
-CONLL_TAGS = tuple("O B-PER I-PER B-ORG I-ORG B-LOC I-LOC B-MISC I-MISC".split())
+CONLL_TAGS = ("O", *(f"{bi}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for bi in "BI"))
 
 #: Names on the hub: data set, configuration.
 NAMES = {

@@ -1,4 +1,4 @@
-"""Two tasks of whole texts: which library is a paragraph from, and do two sentences belong together.
+"""Two tasks of whole texts: the library of a paragraph, and whether two sentences belong together.
 
 Each comes with a baseline that cannot read: it counts words.
 """

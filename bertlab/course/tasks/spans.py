@@ -13,7 +13,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from bertlab.course.tasks.docstrings import Docstring, all_docstrings
-from bertlab.course.tasks.examples import Question, Span, Task, split, without_near_duplicates
+from bertlab.course.tasks.examples import (
+    Question,
+    Span,
+    Task,
+    near_duplicates,
+    without_near_duplicates,
+)
 
 NUMPYDOC = ("matplotlib", "networkx", "numpy", "scipy", "sklearn")
 
@@ -26,9 +32,9 @@ DEFAULT = re.compile(
     r"\b[Dd]efault(?:s to| value is| is| value:|:|=| ?=|)\s*:?\s*"
     r"(?P<quote>``|['`\"]?)(?P<value>[\w.+-]*\w|\([^()]*\)|\[[^\[\]]*\])(?P=quote)(?=[\s.,;)}]|$)"
 )
-NO_VALUE = set(
-    "a all an and are as be behavior by for from if in is it no not of on or set that the then this "
-    "to used value when will with you".split()
+NOT_A_VALUE = re.compile(
+    r"(a|all|an|and|are|as|be|behavior|by|for|from|if|in|is|it|no|not|of|on|or|set|that|the|then"
+    r"|this|to|used|value|when|will|with|you)"
 )
 
 
@@ -87,7 +93,10 @@ def section_lines(text: str, indentation: int) -> Iterator[tuple[bool, str]]:
         if line.strip() and (depth < indentation or HEADING.match(after)):
             return
         if line.strip():
-            yield depth == indentation and ENTRY_LINE.match(line) is not None, " ".join(line.split())
+            yield (
+                depth == indentation and ENTRY_LINE.match(line) is not None,
+                " ".join(line.split()),
+            )
 
 
 def parameter_of(passage: str, start: int, header_end: int, end: int) -> Parameter | None:
@@ -106,7 +115,7 @@ def default_of(passage: str, start: int, end: int) -> Span | None:
     values = [
         match.span("value")
         for match in DEFAULT.finditer(passage, start, end)
-        if match["value"] not in NO_VALUE
+        if not NOT_A_VALUE.fullmatch(match["value"])
     ]
     if len({passage[slice(*span)] for span in values}) == 1:
         return values[0]
@@ -119,11 +128,12 @@ def default_of(passage: str, start: int, end: int) -> Span | None:
 def questions_about_parameters(
     train: int = 300, validation: int = 60, test: int = 120, most_words: int = 40, seed: int = 0
 ) -> Task[Question]:
-    """What type is a parameter, and what is its default? No section in two parts of the task.
+    """What type is a parameter, and what is its default?
 
     Passages to train on and to choose by are cut from sections, and there are two questions about
     each, so that nothing can be answered without the question. The passages of the test are whole
-    sections, with one question each.
+    sections, with one question each. No entry of a parameter is, or nearly is, in the test and in
+    another part of the task.
 
     Args:
         train, validation, test: how many questions.
@@ -136,21 +146,49 @@ def questions_about_parameters(
     rng = random.Random(seed)
     whole = without_near_duplicates(sections(), lambda section: section.passage)
     names = sorted({parameter.name for section in whole for parameter in section.parameters})
-    to_test, others = whole[::3], [s for i, s in enumerate(whole) if i % 3]
+    to_test, others = whole[::3], [section for i, section in enumerate(whole) if i % 3]
+    others = without_entries_of(others, to_test)
     rng.shuffle(others)
-    cut = [[piece for s in half for piece in pieces_of(s, most_words)] for half in halves(others)]
-    parts = []
-    for pieces, count, each in zip([*cut, to_test], (train, validation, test), (2, 2, 1)):
-        found = [q for piece in rng.sample(pieces, len(pieces)) for q in ask(piece, names, each, rng)]
-        if len(found) < count:
-            raise ValueError(f"{count} questions were asked for, but there are {len(found)}")
-        parts.append(found[:count])
+    border = 4 * len(others) // 5
+    parts = [
+        asked([p for s in some for p in pieces_of(s, most_words)], names, 2, count, rng)
+        for some, count in ((others[:border], train), (others[border:], validation))
+    ]
+    parts.append(asked(to_test, names, 1, test, rng))
     return Task("questions about parameters", (), *parts)
 
 
-def halves(items: Sequence[Section]) -> tuple[Sequence[Section], Sequence[Section]]:
-    """Four fifths of the items, and the rest."""
-    return items[: 4 * len(items) // 5], items[4 * len(items) // 5 :]
+def asked(
+    passages: Sequence[Section], names: Sequence[str], each: int, count: int, rng: random.Random
+) -> list[Question]:
+    """So many questions, `each` or fewer about a passage; ValueError if there are not enough."""
+    order = rng.sample(passages, len(passages))
+    found = [q for passage in order for q in ask(passage, names, each, rng)]
+    if len(found) < count:
+        raise ValueError(f"{count} questions were asked for, but there are {len(found)}")
+    return found[:count]
+
+
+def without_entries_of(some: Sequence[Section], others: Sequence[Section]) -> list[Section]:
+    """Some sections, less each entry that is nearly the same as one of the others'.
+
+    Functions of one module describe the same parameter in the same words.
+    """
+    known = [entry_of(section, p) for section in others for p in section.parameters]
+    asked = [(i, p) for i, section in enumerate(some) for p in section.parameters]
+    texts = [*known, *(entry_of(some[i], p) for i, p in asked)]
+    pairs = near_duplicates(texts)
+    seen = {j - len(known) for i, j in pairs if i < len(known) <= j}
+    kept: dict[int, list[Parameter]] = {}
+    for number, (i, parameter) in enumerate(asked):
+        if number not in seen:
+            kept.setdefault(i, []).append(parameter)
+    return [Section(some[i].passage, parameters) for i, parameters in kept.items()]
+
+
+def entry_of(section: Section, parameter: Parameter) -> str:
+    """The text of a parameter's entry."""
+    return section.passage[slice(*parameter.entry)]
 
 
 def pieces_of(section: Section, most_words: int) -> Iterator[Section]:
@@ -202,9 +240,7 @@ def ask(section: Section, names: Sequence[str], count: int, rng: random.Random) 
     return list(found.values())[:count]
 
 
-def one_question(
-    section: Section, kind: str, absent: str, rng: random.Random
-) -> Question | None:
+def one_question(section: Section, kind: str, absent: str, rng: random.Random) -> Question | None:
     """A question whose answer is a type, a default or none; None where there is nothing to ask."""
     if kind == "none" and rng.random() < 0.5:
         asked = rng.choice(("What type is {}?", "What is the default of {}?"))
@@ -213,7 +249,9 @@ def one_question(
         parameter = rng.choice(section.parameters)
         return Question(f"What type is {parameter.name}?", section.passage, parameter.type)
     fitting = [
-        p for p in section.parameters if p.default != (0, 0) and (p.default is None) == (kind == "none")
+        p
+        for p in section.parameters
+        if p.default != (0, 0) and (p.default is None) == (kind == "none")
     ]
     if not fitting:
         return None
