@@ -37,9 +37,7 @@ def read(part: Sequence[LabelledText], size: int = 32) -> Tensor:
     for start in tqdm(range(0, len(order), size), unit=" batches"):
         chosen = order[start : start + size]
         texts = [part[i].text for i in chosen]
-        batch = tokenizer(
-            texts, padding=True, truncation=True, max_length=64, return_tensors="pt"
-        )
+        batch = tokenizer(texts, padding=True, truncation=True, max_length=64, return_tensors="pt")
         rows[chosen] = features(batch["input_ids"], batch["attention_mask"])
     return rows
 
