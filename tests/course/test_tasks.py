@@ -16,6 +16,7 @@ from bertlab.course.tasks import (
     cached,
     checked_sentences,
     conll_examples,
+    entities,
     leaks,
     library_of_paragraph,
     near_duplicates,
@@ -23,6 +24,7 @@ from bertlab.course.tasks import (
     questions_about_parameters,
     same_docstring,
     shared_words_baseline,
+    spans,
     squad_examples,
     sst2_examples,
     template_sentences,
@@ -32,7 +34,6 @@ from bertlab.course.tasks import (
     word_list_baseline,
 )
 from bertlab.course.tasks import docstrings as places
-from bertlab.course.tasks import entities, spans
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,8 @@ def test_near_duplicates_are_those_of_the_definition():
         ]
         assert near_duplicates(texts, threshold) == expected
     assert near_duplicates(texts, 0.4) == [(0, 1), (0, 2), (1, 2)]
+    assert near_duplicates(["a b c d e f g h i", "b c d e"], 0.9) == []
+    assert near_duplicates(["a b c d e f g h i", "b c d e"], 0.9, contained=True) == [(0, 1)]
     assert without_near_duplicates(texts, str) == [texts[0], *texts[3:]]
 
 
@@ -186,7 +189,7 @@ def test_pairs_that_belong_together_are_of_one_docstring_and_others_are_not(pair
 
 @pytest.mark.parametrize("sizes", [(3, 2, 2), (2, 0, 2)])
 def test_an_odd_number_of_pairs_is_refused_by_name(sizes):
-    with pytest.raises(ValueError, match="(train|validation) is [30]"):
+    with pytest.raises(ValueError, match=r"(train|validation) is [30]"):
         same_docstring(*sizes)
 
 
