@@ -1,4 +1,4 @@
-"""How good chapter 7's models are at its real tasks: mean and range over three seeds, and baselines.
+"""How good chapter 7 is at its real tasks: mean and range over three seeds, and baselines.
 
     python -m tests.bench tasks
 
