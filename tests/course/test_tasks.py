@@ -300,6 +300,31 @@ def test_the_word_list_knows_words_and_nothing_else(complete):
     assert tags == [["B-library", "O", "O", "O", "B-type"], ["B-type"]]
 
 
+PROSE = """Return the sorted values.
+
+    The values are sorted along an axis. It is the last
+    one by default, i.e. axis -1. See `argsort`, e.g. for
+    indices of the sorted values.
+
+    axis (int, optional): Along which axis the values are sorted. Default: -1
+    kind (str): How the values are sorted in the end.
+
+    >>> This is an example and not a sentence of prose.
+    - This is in a list and not a sentence of prose.
+    """
+
+
+def test_sentences_are_of_prose_and_do_not_run_into_one_another():
+    found = [" ".join(PROSE[a:b].split()) for a, b in places.sentences_of(PROSE)]
+    assert found == [
+        "The values are sorted along an axis.",
+        "It is the last one by default, i.e. axis -1.",
+        "See `argsort`, e.g. for indices of the sorted values.",
+        "axis (int, optional): Along which axis the values are sorted.",
+        "kind (str): How the values are sorted in the end.",
+    ]
+
+
 # Questions ---------------------------------------------------------------------------------------
 
 DOCSTRING = """Sort.
