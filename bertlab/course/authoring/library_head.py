@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bertlab.course.tasks import LabelledText, library_of_paragraph
-from bertlab.course.widgets.impact_explorer import HEAD_FILE, _model, features
+from bertlab.course.widgets.impact_explorer import HEAD_FILE, encoder, features
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
 
 def read(part: Sequence[LabelledText], size: int = 32) -> Tensor:
     """The features of some paragraphs, `[paragraphs, 384]`."""
-    tokenizer, order = _model()[0], sorted(range(len(part)), key=lambda i: len(part[i].text))
+    tokenizer, order = encoder()[0], sorted(range(len(part)), key=lambda i: len(part[i].text))
     rows = torch.zeros(len(part), 384)
     for start in tqdm(range(0, len(order), size), unit=" batches"):
         chosen = order[start : start + size]
