@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from bertlab.course import exercise as exercises
 from bertlab.course import outline
-from bertlab.course.exercises import chapter_6
+from bertlab.course.exercises import chapter_6, chapter_7
 from bertlab.course.grading.grader import (
     BrokenTests,
     ExerciseResult,
@@ -97,6 +98,28 @@ class MaskedMore(chapter_6.Adaptation):
         return chapter_6.Masking()(ids, tokenizer, 0.2, generator)
 
 
+class AlwaysTheSameSpread(chapter_7.SequenceClassifier):
+    """Draws the head's weights with 0.02, whatever the config says."""
+
+    def fresh(self, layer: torch.nn.Linear) -> None:
+        torch.nn.init.normal_(layer.weight, 0, 0.02)
+        torch.nn.init.zeros_(layer.bias)
+
+
+class SeedIgnored(chapter_7.Tuning):
+    """Draws as for seed 0, whatever the settings say."""
+
+    def kept(self, settings: Any) -> Any:
+        return replace(settings, seed=0)
+
+
+class EveryOtherWord(chapter_7.MoreExamples):
+    """Chooses half of the words, whatever the probability between 0 and 1."""
+
+    def is_chosen(self, draw: float, probability: float) -> bool:
+        return draw < (probability if probability in (0, 1) else 0.5)
+
+
 #: Wrong parts beside the misconceptions: of those, some do what the notebook's cases do not show.
 MUTANTS: dict[str, dict[str, Any]] = {
     "4.6": {
@@ -105,6 +128,9 @@ MUTANTS: dict[str, dict[str, Any]] = {
     },
     "6.1": {"the last piece is never drawn": {"mask_tokens": NeverTheLast()}},
     "6.6": {"a fifth of the tokens is hidden": {"adapt": MaskedMore().adapt}},
+    "7.2": {"the spread is always 0.02": {"SequenceClassifier": AlwaysTheSameSpread}},
+    "7.5": {"the seed is always 0": {"fine_tune": SeedIgnored().fine_tune}},
+    "7.6": {"half of the words are chosen": {"augment": EveryOtherWord().augment}},
 }
 
 
