@@ -177,3 +177,73 @@ def mend_evaluation(model: Any, batches: "Iterable[Mapping[str, Tensor]]") -> fl
     """
     raise NotImplementedError("exercise 6.7")
 # --- end of exercise 6.7 ---
+
+
+# --- exercise 7.8: clinic: three trainings that went wrong ---
+def mend_frozen(model: Any, optimizer: Any) -> None:
+    """Let a model be trained as a whole, in place.
+
+    The first patient: a classifier of sentences such as "dog bites man". Its training loss falls,
+    because the head learns how frequent each class is, but its accuracy stays that of guessing.
+    Somebody froze the positions (`requires_grad` is False), so that it cannot learn to read order;
+    and the optimizer was built from the parameters that were left, so that thawing them is only
+    half of the cure.
+
+    Args:
+        model: any module, some of whose parameters are frozen.
+        optimizer: a ``torch.optim.Optimizer`` that has some of its parameters.
+
+    Afterwards every parameter of `model` has a gradient and is in `optimizer` once. Those that it
+    had stay in their groups, with what it remembers of them. The new ones are in one group more,
+    with the settings of the first.
+    """
+    raise NotImplementedError("exercise 7.8")
+
+
+def mend_schedule(settings: dict[str, Any], num_examples: int) -> dict[str, Any]:
+    """Return the settings of a run that converges in the time that it has.
+
+    The second patient: after three epochs its loss has hardly moved. Its settings are those of a
+    pretraining: a warm-up of ten thousand steps, of which the run never reaches the end, so that
+    the learning rate stays near 0; or no warm-up and a learning rate so high that the first steps
+    undo the pretraining. Import what you need inside the function.
+
+    Args:
+        settings: ``epochs``, ``batch_size``, ``accumulation_steps`` (batches whose gradients are
+            added up for one step), ``learning_rate``, ``warmup_steps``, ``total_steps``, and others
+            that are none of your business.
+        num_examples: how many texts the run trains on in an epoch.
+
+    Returns:
+        A new dict. ``total_steps`` is how many steps of the optimizer the run really has; in each
+        epoch the last batch, and the last step, may be a smaller one. ``warmup_steps`` is a tenth
+        of them, rounded up. ``learning_rate`` is as it was if it is from 2e-5 to 5e-5, and
+        otherwise the nearer of these two. All other settings are as they were.
+
+    Source: Devlin et al. 2019, appendix A.3.
+    """
+    raise NotImplementedError("exercise 7.8")
+
+
+def mend_vocabulary(model: Any, tokenizers: dict[str, Any], texts: list[str]) -> str:
+    """Return which of several tokenizers is the model's.
+
+    The third patient: a checkpoint that was copied without its tokenizer, and got another of the
+    same size. Nothing fails; every id has a row, only the wrong one, and whatever is trained on
+    top learns half of what it could. No file says which tokenizer is right, but the model knows:
+    with its own, it guesses hidden pieces best. Import what you need inside the function.
+
+    Args:
+        model: a masked language model in eval mode: `model(input_ids, labels=labels)`, both
+            ``[1, seq]``, has the mean `loss` over the labelled places (-100: no label). Its
+            `config` has a `vocab_size`, the number of its rows.
+        tokenizers: by name; each has `encode(text)`, `mask_token_id` and `vocab_size`.
+        texts: of the language that the model was trained on.
+
+    Returns:
+        The name of the tokenizer with which the model's mean loss at hidden pieces is lowest:
+        hide every piece but ``[CLS]`` and ``[SEP]``, one at a time. A tokenizer with more pieces
+        than the model has rows is not the model's.
+    """
+    raise NotImplementedError("exercise 7.8")
+# --- end of exercise 7.8 ---
