@@ -969,14 +969,14 @@ class _Counts:
                 pairs[both] += count
         self.symbols.update(symbols)
         self.pairs.update(pairs)
-        changed = {pair for pair, count in pairs.items() if count}
-        for pair in changed:
-            for symbol in pair:
-                self.pairs_of[symbol].add(pair)
-        for pair in [pair for pair in changed if not self.pairs[pair]]:
-            del self.pairs[pair]
-            for symbol in pair:
-                self.pairs_of[symbol].discard(pair)
+        changed = {both for both, count in pairs.items() if count}
+        for both in changed:
+            for symbol in both:
+                self.pairs_of[symbol].add(both)
+        for both in [both for both in changed if not self.pairs[both]]:
+            del self.pairs[both]
+            for symbol in both:
+                self.pairs_of[symbol].discard(both)
         moved = (symbol for symbol, count in symbols.items() if count)
         return changed.union(*(self.pairs_of[symbol] for symbol in moved))
 
@@ -1015,12 +1015,11 @@ class ByDefinition:
         counts = _Counts(words)
         changed, scores = set(counts.pairs), {}
         while len(made) < size:
-            for pair in changed:
-                if pair in counts.pairs:
-                    number = counts.pairs[pair]
-                    scores[pair] = self.score(number, counts.symbols, pair, rule)
+            for both in changed:
+                if both in counts.pairs:
+                    scores[both] = self.score(counts.pairs[both], counts.symbols, both, rule)
                 else:
-                    del scores[pair]  # joined everywhere
+                    del scores[both]  # joined everywhere
             best = self.chosen(scores, counts.pairs)
             if best is None:
                 break
