@@ -1267,7 +1267,8 @@ class Entities:
 
         with warnings.catch_warnings():  # 0 where there is no entity is what is asked for
             warnings.simplefilter("ignore")
-            return float(f1_score(true, predicted, **self.options()))
+            score: Any = f1_score(true, predicted, **self.options())
+        return float(score)
 
     def options(self) -> dict[str, Any]:
         return {}
