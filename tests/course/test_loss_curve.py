@@ -3,7 +3,7 @@
 import matplotlib
 import pytest
 
-from bertlab.course.widgets import loss_curve
+from bertlab.course import loss_curve
 from bertlab.course.loss_curve import LossCurve, smoothed
 
 matplotlib.use("Agg")
