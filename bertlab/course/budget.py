@@ -4,7 +4,7 @@ import os
 
 
 def shortened(count: int) -> int:
-    """Return a number of steps or of examples: `count`, or a tenth of it if BERTLAB_SHORT is 1.
+    """Return a number of steps or of examples: `count`, or a twentieth of it if BERTLAB_SHORT is 1.
 
     What you see in a chapter is always the whole experiment. The tests run each chapter a second
     time as a student gets it, to see that nothing stops it; there the numbers do not matter.
@@ -16,4 +16,4 @@ def shortened(count: int) -> int:
         raise ValueError(f"count is {count}, but must be at least 1")
     if os.environ.get("BERTLAB_SHORT") != "1":
         return count
-    return min(count, max(2, count // 10))
+    return min(count, max(2, count // 20))

@@ -16,8 +16,7 @@ def search(question: str, texts: Sequence[str], best: int = 3) -> list[str]:
 
     A text's vector is the mean of MiniLM's last hidden states over its tokens, of length 1.
     """
-    vectors = _vectors([question, *texts])
-    similarity = vectors[1:] @ vectors[0]
+    similarity = _vectors(tuple(texts)) @ _vectors((question,))[0]
     return [texts[int(index)] for index in similarity.argsort(descending=True)[:best]]
 
 
@@ -57,7 +56,8 @@ def mlm_logits(hidden_states: Sequence[Any], word_embeddings: Any) -> Any:
     return F.linear(x, word_embeddings, head["bias"].float())
 
 
-def _vectors(texts: Sequence[str]) -> Any:
+@lru_cache(maxsize=8)  # another question about the same texts costs no second reading
+def _vectors(texts: tuple[str, ...]) -> Any:
     import torch
     import torch.nn.functional as F
 

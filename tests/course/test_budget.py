@@ -5,8 +5,8 @@ import pytest
 from bertlab.course.budget import shortened
 
 
-@pytest.mark.parametrize(("count", "short"), [(400, 40), (15, 2), (2, 2), (1, 1)])
-def test_a_tenth_where_it_is_asked_for(monkeypatch, count, short):
+@pytest.mark.parametrize(("count", "short"), [(400, 20), (15, 2), (2, 2), (1, 1)])
+def test_a_twentieth_where_it_is_asked_for(monkeypatch, count, short):
     monkeypatch.delenv("BERTLAB_SHORT", raising=False)
     assert shortened(count) == count
     monkeypatch.setenv("BERTLAB_SHORT", "1")

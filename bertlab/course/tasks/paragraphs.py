@@ -87,14 +87,14 @@ def same_docstring(
     part of the task only, and no two sentences in the task are near-duplicates.
 
     Args:
-        train, validation, test: how many pairs; even numbers.
+        train, validation, test: how many pairs; even numbers, at least 4: two docstrings.
 
     Raises:
         ValueError: a number is odd, or there are not enough docstrings.
     """
     for name, count in (("train", train), ("validation", validation), ("test", test)):
-        if count % 2 or count < 2:
-            raise ValueError(f"{name} is {count}, but must be an even number of pairs, at least 2")
+        if count % 2 or count < 4:
+            raise ValueError(f"{name} is {count}, but must be an even number of pairs, at least 4")
     rng = random.Random(seed)
     sizes = (train // 2, validation // 2, test // 2)
     parts = [list(pairs_of(part, rng)) for part in split(distinct_sentences(), sizes, seed)]
