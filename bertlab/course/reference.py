@@ -86,7 +86,7 @@ def bert_config() -> "BertConfig":
 
     folder = reference_folder()
     if folder is None:
-        return BertConfig(num_hidden_layers=shortened(12))  # fewer where a test only wants it to run
+        return BertConfig(num_hidden_layers=shortened(12))  # 2 where a test only wants it to run
     return BertConfig.from_pretrained(folder)
 
 

@@ -39,8 +39,8 @@ def exercises_pass(setting: Setting) -> Iterator[Row]:
             standards = judging.Standards(exercise, device=setting.device)
             if judging.judge(exercise, parts, standards=standards).status != "passed":
                 wrong.append(f"{exercise.id}: the solution does not pass")
-            mistakes = exercise.misconceptions
-            for mistake in mistakes[:1] if setting.small else mistakes:  # all of them: test_exercises
+            mistakes = exercise.misconceptions[: 1 if setting.small else None]
+            for mistake in mistakes:
                 count += 1
                 verdict = judging.judge(exercise, exercise.wrong(mistake), standards=standards)
                 if verdict.status != "failed":
