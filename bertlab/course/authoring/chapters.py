@@ -129,7 +129,7 @@ def with_outputs_of(node: NotebookNode, stored: NotebookNode) -> NotebookNode | 
         return None
     for cell, other in zip(code, executed, strict=True):
         cell.outputs, cell.execution_count = other.outputs, other.execution_count
-    return node
+    return without_unstable(node)
 
 
 def execute(node: NotebookNode, folder: Path, root: Path) -> NotebookNode:
@@ -146,9 +146,18 @@ def execute(node: NotebookNode, folder: Path, root: Path) -> NotebookNode:
     for cell in node.cells:
         if cell.cell_type == "code":
             cell.outputs = [_stable(output) for output in _joined(cell.outputs) if _kept(output)]
-            if "nbval-ignore-output" in cell.metadata.get("tags", []):
-                cell.outputs = []  # times and machines are for the reader's own run
     node.metadata.language_info = {"name": "python"}
+    return without_unstable(node)
+
+
+def without_unstable(node: NotebookNode) -> NotebookNode:
+    """The notebook without outputs that nbval ignores: times, machines, what other chapters say.
+
+    They are for the reader's own run.
+    """
+    for cell in node.cells:
+        if "nbval-ignore-output" in cell.metadata.get("tags", []):
+            cell.outputs = []
     return node
 
 
