@@ -807,7 +807,7 @@ class BucketedBatches:
         self, examples: Sequence[Example], batch_size: int, pad_token_id: int, seed: int = 0
     ) -> None:
         require(len(examples) >= 1, "examples", list(examples), "at least one example")
-        require(batch_size >= 1, "batch_size", batch_size, "at least 1")
+        require(batch_size > 0, "batch_size", batch_size, "at least 1")
         self.examples, self.batch_size = examples, batch_size
         self.pad_token_id, self.seed, self.epoch = pad_token_id, seed, 0
 

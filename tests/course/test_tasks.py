@@ -187,9 +187,9 @@ def test_pairs_that_belong_together_are_of_one_docstring_and_others_are_not(pair
         assert together == bool(pair.label)
 
 
-@pytest.mark.parametrize("sizes", [(3, 2, 2), (2, 0, 2)])
-def test_an_odd_number_of_pairs_is_refused_by_name(sizes):
-    with pytest.raises(ValueError, match=r"(train|validation) is [30]"):
+@pytest.mark.parametrize("sizes", [(3, 4, 4), (4, 0, 4), (2, 4, 4)])
+def test_an_odd_number_of_pairs_or_too_few_are_refused_by_name(sizes):
+    with pytest.raises(ValueError, match=r"(train|validation) is [302]"):
         same_docstring(*sizes)
 
 
