@@ -1155,6 +1155,7 @@ def write_onnx(module: nn.Module, path: str | Path, **options: Any) -> None:
     """
     import onnx  # these take seconds to import
 
+    refuse_int8(module)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
@@ -1164,6 +1165,17 @@ def write_onnx(module: nn.Module, path: str | Path, **options: Any) -> None:
         except Exception as error:  # torch.onnx has errors of many types
             raise ValueError(why_not(module, error)) from error
         onnx.checker.check_model(file, full_check=True)
+
+
+def refuse_int8(module: nn.Module) -> None:
+    """Raise ValueError if a module has parts of int8, which the exporter would take apart."""
+    for name, part in module.named_modules():
+        if isinstance(part, (Int8Linear, Int8Embedding)):
+            raise ValueError(
+                f"the model cannot be exported: its part {name.removeprefix('model.')} "
+                f"({type(part).__name__}) multiplies whole numbers in PyTorch's own way; export "
+                "the model in float32, and let quantize_onnx make the file int8"
+            )
 
 
 @contextmanager
@@ -1184,10 +1196,7 @@ def why_not(module: nn.Module, error: BaseException) -> str:
     name, reason = part_at_fault(module, error)
     kind = type(module.get_submodule("model." + name)).__name__
     part = f"its part {name} ({kind})" if name else "it"
-    advice = ""
-    if any(isinstance(inner, Int8Linear) for inner in module.modules()):
-        advice = "; export the model in float32, and let quantize_onnx make it int8"
-    return f"the model cannot be exported: {part} fails: {reason}{advice}"
+    return f"the model cannot be exported: {part} fails: {reason}"
 
 
 def part_at_fault(module: nn.Module, error: BaseException) -> tuple[str, str]:

@@ -439,7 +439,7 @@ INT8 = Exercise(
     misconceptions=(
         Misconception(
             "the range is symmetric around 0",
-            "Symmetric int8 has the zero point 0 and is simpler, but a row from -1 to 3 then wastes "
+            "Symmetric int8 has the zero point 0 and is simpler, but a row from -1 to 3 wastes "
             "a third of its steps on numbers that it does not have. Here the range is what the row "
             "has: from low to high.",
             {"quantize_int8": _Symmetric()},
@@ -511,8 +511,8 @@ INT8 = Exercise(
         "scale = (high - low) / 255, and 1 where that is 0. Round -128 - low / scale and weight / "
         "scale each by itself, add, clamp to -128 and 127, convert to torch.int8. In the layer, "
         "quantize the flattened tokens; the simplest right version turns both sides back to float.",
-        "(int8.int() - zero_point) * scale gives the floats back. With `int8_matmul` the product of "
-        "the int8 needs two corrections: minus x_zero_point times the sum of (weight - zero_point), "
+        "(int8.int() - zero_point) * scale gives the floats back. With `int8_matmul` the product "
+        "needs two corrections: minus x_zero_point times the sum of (weight - zero_point), and "
         "minus the sum of x_int8 times zero_point. Then both scales, then the bias.",
     ),
 )
@@ -1066,7 +1066,9 @@ def as_axes(shapes: Any, names: Sequence[str]) -> dict[str, dict[int, str]]:
     axes = {}
     for name, shape in zip(names, listed, strict=False):
         places = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
-        axes[name] = {axis: f"axis_{axis}" for axis, size in places if not isinstance(size, int | None)}
+        axes[name] = {
+            axis: f"axis_{axis}" for axis, size in places if not isinstance(size, int | None)
+        }
     return axes
 
 
@@ -1203,11 +1205,14 @@ def _export_cases(rng: np.random.Generator) -> Iterator[Case]:
         drawn_batch(rng, [seq, *rng.integers(1, seq + 1, size - 1).tolist()], seq)
         for size, seq in shapes
     ]
-    yield Case("read by ONNX Runtime at four shapes", {"state": drawn_state(rng), "batches": batches})
+    yield Case(
+        "read by ONNX Runtime at four shapes", {"state": drawn_state(rng), "batches": batches}
+    )
     yield Case("a model in training mode", {"state": drawn_state(rng), "train": True})
     place = int(rng.integers(2))
     yield Case(
-        "a part that cannot be exported", {"state": drawn_state(rng), "stubborn": place, "train": True}
+        "a part that cannot be exported",
+        {"state": drawn_state(rng), "stubborn": place, "train": True},
     )
 
 
@@ -1252,7 +1257,9 @@ def _run_file(path: Path, batches: list[dict[str, Tensor]], device: Any) -> dict
     found: dict[str, Any] = {
         "inputs": [given.name for given in session.get_inputs()],
         "outputs": [output.name for output in session.get_outputs()],
-        "opset": max(s.version for s in onnx.load(path).opset_import if s.domain in ("", "ai.onnx")),
+        "opset": max(
+            s.version for s in onnx.load(path).opset_import if s.domain in ("", "ai.onnx")
+        ),
     }
     order = list(found["inputs"])
     for number, batch in enumerate(batches):
@@ -1669,3 +1676,755 @@ ADAPTERS = Exercise(
         "layer's device and dtype.",
     ),
 )
+
+# --- 8.6 compare ---------------------------------------------------------------------------------
+
+_CLOCKS = ("perf_counter", "monotonic", "time", "process_time", "thread_time")
+
+
+class FakeClock:
+    """A clock that only moves when a model says so: a measurement that no machine disturbs."""
+
+    def __init__(self) -> None:
+        self.now = 1024.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within it, Python's clocks show this one's time, under whatever name they are used."""
+        with ExitStack() as stack:
+            for name in _CLOCKS:
+                for suffix, read in (("", self.read), ("_ns", self.read_ns)):
+                    self.replace(stack, name + suffix, read)
+            yield
+
+    def replace(self, stack: ExitStack, name: str, read: Callable[[], Any]) -> None:
+        """Put `read` in the place of one of Python's clocks, and of what was imported from it."""
+        real = getattr(time, name)
+        stack.enter_context(mock.patch.object(time, name, read))
+        module = sys.modules.get("bertlab.compression")
+        for key, value in list(vars(module).items()) if module is not None else []:
+            if value is real:
+                stack.enter_context(mock.patch.object(module, key, read))
+
+    def read(self) -> float:
+        return self.now
+
+    def read_ns(self) -> int:
+        return int(self.now * 1e9)
+
+
+class Timed(nn.Module):
+    """A model whose every call takes a known time on a fake clock, and which notes how it is used.
+
+    For each number of texts the first two calls are slow, and every fourth call is disturbed.
+    """
+
+    def __init__(self, table: Tensor, clock: FakeClock, one: float, more: float) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table.clone())
+        self.clock, self.one, self.more = clock, one, more
+        self.counts: dict[int, int] = {}
+        self.noted: dict[str, bool] = {"training": False, "gradients": False, "labels": False}
+
+    def forward(self, **batch: Tensor) -> Any:
+        """Score the classes: a row of the table for each text's first token."""
+        ids = batch["input_ids"]
+        self.noted["training"] |= self.training
+        self.noted["gradients"] |= torch.is_grad_enabled()
+        self.noted["labels"] |= "labels" in batch
+        size = len(ids)
+        count = self.counts[size] = self.counts.get(size, 0) + 1
+        factor = 16 if count <= 2 else 4 if count % 4 == 0 else 1
+        self.clock.now += factor * (self.one + self.more * (size - 1))
+        logits = self.table[ids[:, 0]]
+        return SimpleNamespace(loss=None, logits=-logits if self.training else logits)
+
+
+class FromFile:
+    """A model that is no module, as one that ONNX Runtime runs."""
+
+    def __init__(self, model: Timed, path: str) -> None:
+        self.model, self.path = model, path
+
+    def __call__(self, **batch: Tensor) -> Any:
+        return self.model(**batch)
+
+
+class Comparison:
+    """Medians of a clock's readings. The misconceptions replace one step."""
+
+    def __call__(self, models: Mapping[str, Any], batches: Sequence[Any]) -> list[Any]:
+        if not batches:
+            raise ValueError("batches is empty, but must have at least one batch")
+        return [self.row(name, model, batches) for name, model in models.items()]
+
+    def row(self, name: str, model: Any, batches: Sequence[Any]) -> Any:
+        from bertlab.compression import Row, first_texts, size_on_disk_mb
+
+        was_training = getattr(model, "training", False)
+        self.prepare(model)
+        with self.context():
+            one, many = (self.latency(model, first_texts(batches, n)) for n in (1, 32))
+            accuracy = self.accuracy([self.hits(model, batch) for batch in batches])
+        self.restore(model, was_training)
+        return Row(name, size_on_disk_mb(model), one, many, accuracy)
+
+    def prepare(self, model: Any) -> None:
+        if isinstance(model, nn.Module):
+            model.eval()
+
+    def restore(self, model: Any, was_training: bool) -> None:
+        if isinstance(model, nn.Module):
+            model.train(was_training)
+
+    def context(self) -> Any:
+        return torch.no_grad()
+
+    warm_up = 5
+
+    def latency(self, model: Any, batch: Any) -> float:
+        times = []
+        for _ in range(self.warm_up + 15):
+            start = time.perf_counter()
+            model(**batch)
+            times.append(time.perf_counter() - start)
+        return self.summary(times[self.warm_up :])
+
+    def summary(self, times: list[float]) -> float:
+        return 1000 * statistics.median(times)
+
+    def hits(self, model: Any, batch: Any) -> Tensor:
+        return model(**texts_of(batch)).logits.argmax(dim=-1) == batch["labels"]
+
+    def accuracy(self, hits: list[Tensor]) -> float:
+        return torch.cat(hits).double().mean().item()
+
+
+class _Cold(Comparison):
+    warm_up = 0
+
+    def latency(self, model: Any, batch: Any) -> float:
+        start = time.perf_counter()
+        model(**batch)
+        return self.summary([time.perf_counter() - start])
+
+
+class _MeanTime(Comparison):
+    def summary(self, times: list[float]) -> float:
+        return 1000 * statistics.mean(times)
+
+
+class _Seconds(Comparison):
+    def summary(self, times: list[float]) -> float:
+        return statistics.median(times)
+
+
+class _PerText(Comparison):
+    def latency(self, model: Any, batch: Any) -> float:
+        return super().latency(model, batch) / len(batch["input_ids"])
+
+
+class _AsItIs(Comparison):
+    def prepare(self, model: Any) -> None:
+        pass
+
+
+class _EvalForGood(Comparison):
+    def restore(self, model: Any, was_training: bool) -> None:
+        pass
+
+
+class _WithGradients(Comparison):
+    def context(self) -> Any:
+        return torch.enable_grad()
+
+
+class _MeanOfBatches(Comparison):
+    def accuracy(self, hits: list[Tensor]) -> float:
+        return statistics.mean(one.double().mean().item() for one in hits)
+
+
+class _WithLabels(Comparison):
+    def hits(self, model: Any, batch: Any) -> Tensor:
+        return model(**batch).logits.argmax(dim=-1) == batch["labels"]
+
+
+class _ModulesOnly(Comparison):
+    def prepare(self, model: Any) -> None:
+        model.eval()
+
+
+def _compare_cases(rng: np.random.Generator) -> Iterator[Case]:
+    def inputs(sizes: Sequence[int], **more: Any) -> dict[str, Any]:
+        batches = []
+        for number, size in enumerate(sizes):
+            batch = drawn_batch(rng, rng.integers(2, 6, size).tolist(), 5)
+            batch["labels"] = batch["input_ids"][:, 0] % LABELS  # the table says the same
+            if number == 0:
+                batch["labels"] = (batch["labels"] + 1) % LABELS
+            batches.append(batch)
+        ticks = {"one": int(rng.integers(8, 60)), "more": int(rng.integers(1, 5))}
+        table = torch.eye(LABELS)[torch.arange(31) % LABELS] + normal(rng, 31, LABELS, scale=0.1)
+        return {"table": table, "batches": batches, **ticks, **more}
+
+    yield Case("two batches of unequal size", inputs([3, 8]))
+    yield Case("a model in training mode, 40 texts", inputs([2, 38], train=True))
+    yield Case("a module, and a model that is none", inputs([2, 5], file=int(rng.integers(9, 99))))
+    yield Case("no batch", inputs([]))
+
+
+def _compare_probe(
+    part: Any,
+    table: Tensor,
+    batches: list[dict[str, Tensor]],
+    one: int,
+    more: int,
+    train: bool = False,
+    file: int | None = None,
+) -> Any:
+    clock = FakeClock()
+    first = Timed(table.float(), clock, one / 1024, more / 1024).train(train)
+    models: dict[str, Any] = {"first": first}
+    if not batches:
+        return error_of(lambda: part.compare(models, batches))
+    with tempfile.TemporaryDirectory() as folder, clock.running():
+        if file is not None:
+            path = os.path.join(folder, "model.onnx")
+            Path(path).write_bytes(bytes(1000 * file))
+            other = Timed(table.float(), clock, more / 1024, one / 1024).eval()
+            models["from a file"] = FromFile(other, path)
+        rows = part.compare(models, batches)
+    fields = ("size_mb", "latency_1_ms", "latency_32_ms", "accuracy")
+    found = {
+        f"{row.name}: {name}": round(float(getattr(row, name)), 6)
+        for row in rows
+        for name in fields
+    }
+    found["names"] = [row.name for row in rows]
+    return (
+        found
+        | {f"seen: {name}": seen for name, seen in first.noted.items()}
+        | {"mode": mode(first)}
+    )
+
+
+COMPARE = Exercise(
+    id="8.6",
+    reference={"compare": Comparison()},
+    reference_name="statistics.median of time.perf_counter, on a clock that the check moves",
+    cases=_compare_cases,
+    probe=_compare_probe,
+    misconceptions=(
+        Misconception(
+            "the first call is timed",
+            "The first calls allocate memory, choose kernels and fill caches. They are many times "
+            "as slow as the thousandth, which is the one that a service makes.",
+            {"compare": _Cold()},
+        ),
+        Misconception(
+            "the mean is taken",
+            "What disturbs a measurement makes it longer, never shorter. One call during which the "
+            "machine did something else moves the mean, and leaves the median where it was.",
+            {"compare": _MeanTime()},
+        ),
+        Misconception(
+            "times are in seconds",
+            "The fields say `_ms`: milliseconds. `time.perf_counter` counts seconds, so multiply "
+            "by 1000, or every model looks a thousand times as fast as it is.",
+            {"compare": _Seconds()},
+        ),
+        Misconception(
+            "the time of a batch is divided by its texts",
+            "That is the inverse of throughput. A latency is how long somebody waits, and whoever "
+            "sends 32 texts together waits for all of them.",
+            {"compare": _PerText()},
+        ),
+        Misconception(
+            "a model is measured in the mode it is in",
+            "In training mode dropout draws random numbers: the model is slower, and its accuracy "
+            "is another one at every call. Go to eval mode first.",
+            {"compare": _AsItIs()},
+        ),
+        Misconception(
+            "the model is left in eval mode",
+            "A measurement must not change what it measures. Remember `model.training`, and put "
+            "it back: `read_mode` (given) does both.",
+            {"compare": _EvalForGood()},
+        ),
+        Misconception(
+            "gradients are computed",
+            "Outside `torch.no_grad` PyTorch keeps what it would need for a backward pass: more "
+            "memory, more time, and not what a service does.",
+            {"compare": _WithGradients()},
+        ),
+        Misconception(
+            "the accuracy is the mean of the batches'",
+            "A batch of 3 texts then counts as much as one of 8. Count right texts over all "
+            "batches, and divide once.",
+            {"compare": _MeanOfBatches()},
+        ),
+        Misconception(
+            "the model is given the labels",
+            "With labels it computes a loss that nobody asked for, and an ONNX file has no such "
+            "input at all. Hand on everything but `labels`.",
+            {"compare": _WithLabels()},
+        ),
+        Misconception(
+            "every model is taken for a module",
+            "A file that ONNX Runtime runs has no `eval`. It is a callable, and always the same; "
+            "only an `nn.Module` has a mode to change. See `read_mode`, given.",
+            {"compare": _ModulesOnly()},
+        ),
+    ),
+    hints=(
+        "For each model: two latencies, a size, an accuracy. The texts for the latencies come from "
+        "`first_texts`, the size from `size_on_disk_mb`. Write a helper that times one call many "
+        "times.",
+        "`with read_mode(model), torch.inference_mode():` around everything. Call a few times "
+        "without looking at the clock, then at least ten times with `time.perf_counter()` before "
+        "and after; `statistics.median`, times 1000.",
+        "Accuracy: for each batch `model(**{n: x for n, x in batch.items() if n != 'labels'})"
+        ".logits.argmax(-1) == batch['labels']`; `torch.cat` of them all, as floats, mean. Then "
+        "Row(name=..., size_mb=..., latency_1_ms=..., latency_32_ms=..., accuracy=...).",
+    ),
+)
+
+# --- 8.7 prepare for inference -------------------------------------------------------------------
+
+
+class Preparing:
+    """A copy with packed layers, one by one. The misconceptions replace one step."""
+
+    def __call__(self, model: Any, precision: str = "float32") -> Any:
+        from bertlab.compression import as_prepared
+
+        self.check(model, precision)
+        fast = self.copied(model)
+        ways: dict[tuple[int, int], str] = {}
+        for module in list(fast.modules()):
+            for name, linear in list(module.named_children()):
+                if type(linear) is nn.Linear:
+                    setattr(module, name, self.packed(linear, precision, ways))
+        picked = {f"{shape[1]} to {shape[0]}": way for shape, way in ways.items()}
+        return self.finished(fast, picked, as_prepared)
+
+    def check(self, model: Any, precision: str) -> None:
+        if model.training:
+            raise ValueError("model is in training mode, but must be in eval mode")
+        if precision not in ("float32", "bf16"):
+            raise ValueError(f"precision is {precision!r}, but must be float32 or bf16")
+        if hasattr(model, "picked"):
+            raise ValueError("model is prepared already")
+
+    def copied(self, model: Any) -> Any:
+        from bertlab.compression import shared_copy
+
+        return shared_copy(model)
+
+    def packed(self, linear: nn.Linear, precision: str, ways: dict[Any, str]) -> nn.Module:
+        from bertlab.compression import AS_IT_IS, PackedLinear, quickest_linear
+
+        shape = tuple(linear.weight.shape)
+        if shape not in ways:
+            ways[shape] = quickest_linear(linear, precision)
+        return linear if ways[shape] == AS_IT_IS else PackedLinear(linear, ways[shape])
+
+    def finished(self, fast: Any, picked: dict[str, str], finish: Callable[..., Any]) -> Any:
+        return finish(fast, picked)
+
+
+class _InPlace(Preparing):
+    def copied(self, model: Any) -> Any:
+        return model
+
+
+class _FullCopy(Preparing):
+    def copied(self, model: Any) -> Any:
+        return copy.deepcopy(model)
+
+
+class _TrainingTaken(Preparing):
+    def check(self, model: Any, precision: str) -> None:
+        was_training = model.training
+        super().check(model.eval(), precision)
+        model.train(was_training)
+
+
+class _AnyPrecision(Preparing):
+    def check(self, model: Any, precision: str) -> None:
+        super().check(model, "float32")
+
+
+class _PaddingRead(Preparing):
+    def finished(self, fast: Any, picked: dict[str, str], finish: Callable[..., Any]) -> Any:
+        own = type(fast.bert)
+        finish(fast, picked)
+        fast.bert.__class__ = own
+        return fast
+
+
+class _SaysNothing(Preparing):
+    def finished(self, fast: Any, picked: dict[str, str], finish: Callable[..., Any]) -> Any:
+        return finish(fast, {})
+
+
+class _OneForAll(Preparing):
+    def packed(self, linear: nn.Linear, precision: str, ways: dict[Any, str]) -> nn.Module:
+        shape = next(iter(ways), tuple(linear.weight.shape))
+        found = super().packed(linear, precision, shapes := {shape: ways.get(shape, "as it is")})
+        ways.update({shape: shapes[shape]} if not ways else {})
+        return found
+
+
+class _Twice(Preparing):
+    def check(self, model: Any, precision: str) -> None:
+        if hasattr(model, "picked"):
+            return
+        super().check(model, precision)
+
+
+def _prepare_cases(rng: np.random.Generator) -> Iterator[Case]:
+    def inputs(lengths: Sequence[int], **more: Any) -> dict[str, Any]:
+        batch = texts_of(drawn_batch(rng, lengths, max(lengths)))
+        return {"state": drawn_state(rng), "batch": batch, **more}
+
+    yield Case("a padded batch", inputs([7, 3, 1]))
+    yield Case("a batch without padding", inputs([4, 4]))
+    yield Case("refuses what it must", inputs([3, 2], wants="refusals"))
+    yield Case("the model it was made from", inputs([5, 2], wants="original"))
+
+
+def _prepare_probe(
+    part: Any, state: Mapping[str, Tensor], batch: dict[str, Tensor], wants: str = "numbers"
+) -> Any:
+    model = model_of(state)
+    if wants == "refusals":
+        return _prepare_refusals(part, model)
+    if wants == "original":
+        return _original(part, model)
+    prepared = part.prepare_for_inference(model)
+    with torch.no_grad():
+        found = {"logits": prepared(**batch).logits}
+    hidden, inner = SIZES["hidden_size"], SIZES["intermediate_size"]
+    shapes = {f"{hidden} to {n}" for n in (hidden, inner, LABELS)} | {f"{inner} to {hidden}"}
+    return {
+        **found,
+        "mode": mode(prepared),
+        "class": type(prepared).__name__,
+        "read": prepared.bert.calls,
+        "a choice for each shape": set(prepared.picked) == shapes,
+    }
+
+
+def _prepare_refusals(part: Any, model: Any) -> dict[str, Any]:
+    prepare = part.prepare_for_inference
+    found = {"half": error_of(lambda: prepare(model, "half"), "half")}
+    found["training mode"] = error_of(lambda: prepare(model.train()), "training")
+    found["mode"] = mode(model)
+    prepared = prepare(model.eval(), "bf16")
+    found["twice"] = error_of(lambda: prepare(prepared))
+    return found | {"trained": error_of(lambda: prepared.train())}
+
+
+def _original(part: Any, model: Any) -> dict[str, Any]:
+    before = [type(module).__name__ for module in model.modules()]
+    prepared = part.prepare_for_inference(model)
+    word = prepared.bert.embeddings.word.weight
+    return {
+        "another object": prepared is not model,
+        "its modules": [type(module).__name__ for module in model.modules()] == before,
+        "its gradients": all(p.requires_grad for p in model.parameters()),
+        "it is prepared": hasattr(model, "picked"),
+        "memory is shared": word.data_ptr() == model.bert.embeddings.word.weight.data_ptr(),
+        "parameters": sorted(n for n, _ in prepared.named_parameters())
+        == sorted(n for n, _ in model.named_parameters()),
+    }
+
+
+PREPARE = Exercise(
+    id="8.7",
+    reference={"prepare_for_inference": Preparing()},
+    reference_name="torch.utils.mkldnn.MkldnnLinear",
+    cases=_prepare_cases,
+    probe=_prepare_probe,
+    misconceptions=(
+        Misconception(
+            "the model itself is changed",
+            "Then there is no way back: it cannot be trained any further, and whoever else holds it "
+            "is surprised. Prepare a copy; `shared_copy` (given) costs almost no memory.",
+            {"prepare_for_inference": _InPlace()},
+        ),
+        Misconception(
+            "the copy has parameters of its own",
+            "`copy.deepcopy` doubles the memory of tables that nothing is done to. `shared_copy` "
+            "makes new modules around the same numbers.",
+            {"prepare_for_inference": _FullCopy()},
+        ),
+        Misconception(
+            "a model in training mode is taken",
+            "Somebody in the middle of training would get a copy that is out of date after the next "
+            "step, and not notice. Refuse it, and say how to go to eval mode.",
+            {"prepare_for_inference": _TrainingTaken()},
+        ),
+        Misconception(
+            "any precision is accepted",
+            "A misspelled name would be taken for float32, in silence, and somebody would report "
+            "numbers for a precision that was never used.",
+            {"prepare_for_inference": _AnyPrecision()},
+        ),
+        Misconception(
+            "padding is still read",
+            "In a shuffled batch most places can be padding, and time spent there is lost whatever "
+            "the matrices look like. `as_prepared` lets `bert` skip it.",
+            {"prepare_for_inference": _PaddingRead()},
+        ),
+        Misconception(
+            "it does not say what was picked",
+            "A choice that was measured differs from machine to machine. `picked` says what it was "
+            "here, so that a number can be understood later.",
+            {"prepare_for_inference": _SaysNothing()},
+        ),
+        Misconception(
+            "one shape is measured for all",
+            "A wide matrix and a narrow one can have different winners. Measure each shape once: "
+            "layers of the same shape share the result.",
+            {"prepare_for_inference": _OneForAll()},
+        ),
+        Misconception(
+            "a prepared model is prepared again",
+            "It would be measured on layers that are packed already, and its `picked` would say "
+            "that nothing was done. Refuse it.",
+            {"prepare_for_inference": _Twice()},
+        ),
+    ),
+    hints=(
+        "Three checks, each with its ValueError (`require`); a copy; a function that takes a linear "
+        "layer and returns it or a PackedLinear; `replace_modules`; `as_prepared`.",
+        "A dict from shape to way remembers what was measured: `quickest_linear(linear, "
+        "precision)` is called once for each (out_features, in_features). Where it says AS_IT_IS, "
+        "return the layer itself.",
+        "fast = shared_copy(model); replace_modules(fast, nn.Linear, packed); return as_prepared("
+        "fast, {f'{inputs} to {outputs}': way for (outputs, inputs), way in ways.items()}).",
+    ),
+)
+
+# --- 8.8 clinic ----------------------------------------------------------------------------------
+
+_TABLE = "bert.embeddings.word_embeddings.weight"
+_DECODER = "cls.predictions.decoder.weight"
+_BIASES = ("cls.predictions.bias", "cls.predictions.decoder.bias")
+
+
+class MendCheckpoint:
+    """`F.pad` and one shared tensor. The misconceptions replace one step."""
+
+    def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        mended = {**tensors, _DECODER: self.decoder(tensors)}
+        for name in _BIASES:
+            if name in tensors:
+                mended[name] = self.bias(tensors[name], len(tensors[_TABLE]))
+        return self.rest(mended, tensors)
+
+    def decoder(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return tensors[_TABLE]
+
+    def bias(self, bias: Tensor, rows: int) -> Tensor:
+        return F.pad(bias, (0, rows - len(bias)))
+
+    def rest(self, mended: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return mended
+
+
+class _TableCut(MendCheckpoint):
+    def decoder(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        return tensors[_DECODER]
+
+    def bias(self, bias: Tensor, rows: int) -> Tensor:
+        return bias
+
+    def rest(self, mended: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {**mended, _TABLE: tensors[_DECODER]}
+
+
+class _NewRowsOnly(MendCheckpoint):
+    def decoder(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        old = tensors[_DECODER]
+        return torch.cat([old, tensors[_TABLE][len(old) :]])
+
+
+class _BiasShort(MendCheckpoint):
+    def bias(self, bias: Tensor, rows: int) -> Tensor:
+        return bias
+
+
+class _BiasFresh(MendCheckpoint):
+    def bias(self, bias: Tensor, rows: int) -> Tensor:
+        return bias.new_zeros(rows)
+
+
+class _OneName(MendCheckpoint):
+    def rest(self, mended: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        kept = {name: tensors[name] for name in _BIASES[1:] if name in tensors}
+        return {**mended, **kept} if _BIASES[0] in tensors else mended
+
+
+class _DecoderLeftOut(MendCheckpoint):
+    def rest(self, mended: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: x for name, x in mended.items() if name != _DECODER}
+
+
+class MendTokens:
+    """A swap where the model says so. The misconceptions replace one step."""
+
+    def __call__(self, vocab: list[str], unknown: int, table: Tensor) -> list[str]:
+        if not self.swapped(vocab, unknown, table):
+            return list(vocab)
+        other = {"[PAD]": "[UNK]", "[UNK]": "[PAD]"}
+        return [other.get(piece, piece) for piece in vocab]
+
+    def swapped(self, vocab: list[str], unknown: int, table: Tensor) -> bool:
+        place = vocab.index("[UNK]")
+        return place != unknown and torch.count_nonzero(table[place]).item() == 0
+
+
+class _Always(MendTokens):
+    def swapped(self, vocab: list[str], unknown: int, table: Tensor) -> bool:
+        return True
+
+
+class _ByIdAlone(MendTokens):
+    def swapped(self, vocab: list[str], unknown: int, table: Tensor) -> bool:
+        return vocab.index("[UNK]") != unknown
+
+
+class _ByRowAlone(MendTokens):
+    def swapped(self, vocab: list[str], unknown: int, table: Tensor) -> bool:
+        return not table[vocab.index("[UNK]")].any()
+
+
+class _PadRenamed(MendTokens):
+    def __call__(self, vocab: list[str], unknown: int, table: Tensor) -> list[str]:
+        if not self.swapped(vocab, unknown, table):
+            return list(vocab)
+        return ["[UNK]" if piece == "[PAD]" else piece for piece in vocab]
+
+
+def _clinic_cases(rng: np.random.Generator) -> Iterator[Case]:
+    for name, biases in (("both names of the bias", _BIASES), ("one name", _BIASES[:1])):
+        old, new = int(rng.integers(7, 10)), int(rng.integers(11, 14))
+        bias = normal(rng, old)
+        tensors = {
+            _TABLE: normal(rng, new, 3),
+            "bert.embeddings.LayerNorm.weight": normal(rng, 3),
+            _DECODER: normal(rng, old, 3),
+            **dict.fromkeys(biases, bias),
+        }
+        yield Case(f"a checkpoint: {name}", {"tensors": tensors})
+    words = [f"word{i}" for i in rng.permutation(6)]
+    for name, pad, unk, unknown, zero in (
+        ("swapped", 5, 0, 5, 0),
+        ("right", 0, 5, 5, 0),
+        ("right, and the row of [UNK] is 0", 0, 4, 4, 4),
+        ("in other places, but no row is 0", 2, 3, 4, None),
+    ):
+        vocab = [*words]
+        vocab[pad], vocab[unk] = "[PAD]", "[UNK]"
+        table = normal(rng, 6, 4)
+        if zero is not None:
+            table[zero] = 0
+        yield Case(f"a vocabulary: {name}", {"vocab": vocab, "unknown": unknown, "table": table})
+
+
+def _clinic_probe(part: Any, **inputs: Any) -> Any:
+    if "vocab" in inputs:
+        return part.mend_special_tokens(**inputs)
+    return dict(sorted(part.mend_checkpoint(inputs["tensors"]).items()))
+
+
+def _checkpoint(wrong: MendCheckpoint) -> dict[str, Any]:
+    return {"mend_checkpoint": wrong}
+
+
+def _tokens(wrong: MendTokens) -> dict[str, Any]:
+    return {"mend_special_tokens": wrong}
+
+
+CLINIC = Exercise(
+    id="8.8",
+    reference={"mend_checkpoint": MendCheckpoint(), "mend_special_tokens": MendTokens()},
+    reference_name="torch.nn.functional.pad, and what transformers tie_weights does",
+    cases=_clinic_cases,
+    probe=_clinic_probe,
+    misconceptions=(
+        Misconception(
+            "the table is replaced by the decoder",
+            "The decoder is what stayed behind: it lacks the new words and did not follow the "
+            "training. The table is right, and the decoder becomes the table.",
+            _checkpoint(_TableCut()),
+        ),
+        Misconception(
+            "only the new rows are taken from the table",
+            "The sizes fit then, and the old rows still differ: the table was trained after the tie "
+            "was lost. All rows of the decoder are the table's.",
+            _checkpoint(_NewRowsOnly()),
+        ),
+        Misconception(
+            "the bias keeps its old size",
+            "The bias has one number for each piece of the vocabulary. A model with more pieces "
+            "refuses it: fill it up with 0 for the new ones.",
+            _checkpoint(_BiasShort()),
+        ),
+        Misconception(
+            "the bias begins anew",
+            "What the head learned of how frequent each word is stands in the old bias. Keep it, "
+            "and add 0 only for the new rows.",
+            _checkpoint(_BiasFresh()),
+        ),
+        Misconception(
+            "only one of the bias's two names is mended",
+            "Transformers wrote the same bias under two names, and both are read. If they differ in "
+            "size, the checkpoint is refused as before.",
+            _checkpoint(_OneName()),
+        ),
+        Misconception(
+            "the decoder is left out of the file",
+            "A reader that ties the two does not miss it, but the contract says the same names as "
+            "before, and one that does not tie would draw the decoder at random.",
+            _checkpoint(_DecoderLeftOut()),
+        ),
+        Misconception(
+            "the two pieces are always exchanged",
+            "A vocabulary that was right is wrong afterwards, and running the cure twice brings the "
+            "illness back. Look first whether they are in each other's place.",
+            _tokens(_Always()),
+        ),
+        Misconception(
+            "the id alone decides",
+            "That `[UNK]` is not where the model learned it can have other causes, which this cure "
+            "makes worse. The row of 0 is what says that padding was learned there.",
+            _tokens(_ByIdAlone()),
+        ),
+        Misconception(
+            "the row alone decides",
+            "A model that never met an unknown word has a row of 0 for `[UNK]` too, in its right "
+            "place. Both signs are needed: the wrong id and the row.",
+            _tokens(_ByRowAlone()),
+        ),
+        Misconception(
+            "only one of the two is renamed",
+            "The vocabulary then has `[UNK]` twice and no `[PAD]`, and the next batch cannot be "
+            "padded. The two change places.",
+            _tokens(_PadRenamed()),
+        ),
+    ),
+    hints=(
+        "First patient: which of the two tensors has a row for every word? Second: what stands at "
+        "`vocab.index('[UNK]')`, and what does the model's table have in that row?",
+        "`{**tensors, name: value}` is a new dict. A bias of the right length: zeros, with the old "
+        "numbers in front. `not table[row].any()` says that a row is all 0.",
+        "Mend each of the bias's names that is there. For the vocabulary: copy the list, and if "
+        "`[UNK]` is not at `unknown` and its row is 0, put each piece at the other's index.",
+    ),
+)
+
+EXERCISES = [INT8, DISTIL, HEADS, EXPORT, ADAPTERS, COMPARE, PREPARE, CLINIC]
