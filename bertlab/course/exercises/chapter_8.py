@@ -664,14 +664,14 @@ DISTIL = Exercise(
         ),
         Misconception(
             "the divergence is averaged over classes too",
-            "`reduction='mean'` divides by texts times classes, so the teacher counts less the more "
-            "classes there are. A divergence is a sum over classes: `batchmean`.",
+            "`reduction='mean'` divides by texts times classes, so the teacher counts less the "
+            "more classes there are. A divergence is a sum over classes: `batchmean`.",
             {"distillation_loss": _MeanOfElements()},
         ),
         Misconception(
             "alpha weights the labels' part",
-            "alpha is the weight of the teacher's part and 1 - alpha that of the labels. Papers use "
-            "both conventions, so a copied alpha can mean the opposite.",
+            "alpha is the weight of the teacher's part and 1 - alpha that of the labels. Papers "
+            "use both conventions, so a copied alpha can mean the opposite.",
             {"distillation_loss": _alpha_swapped},
         ),
         Misconception(
@@ -688,8 +688,8 @@ DISTIL = Exercise(
         ),
         Misconception(
             "a batch without labels gives NaN",
-            "The mean over no text is 0 / 0. Texts without a label can still be learned from, since "
-            "the teacher has an opinion: divide the sum by at least 1.",
+            "The mean over no text is 0 / 0. Texts without a label can still be learned from, "
+            "since the teacher has an opinion: divide the sum by at least 1.",
             {"distillation_loss": _NotANumber()},
         ),
     ),
@@ -771,11 +771,6 @@ class _ByBatch(Importance):
         return [self.slopes(model, batch)]
 
 
-class _Summed(Importance):
-    def joined(self, found: list[Tensor]) -> Tensor:
-        return torch.stack(found).abs().sum(dim=0)
-
-
 class _NoAbsolute(Importance):
     def joined(self, found: list[Tensor]) -> Tensor:
         return torch.stack(found).mean(dim=0)
@@ -794,7 +789,7 @@ class _LeavesGradients(Importance):
 
 
 class Pruning:
-    """Transformers' `prune_linear_layer`, which still cuts a layer. Misconceptions replace a step."""
+    """Transformers' `prune_linear_layer`, which is still there. Misconceptions replace a step."""
 
     def __call__(self, model: Any, heads: Mapping[int, Iterable[int]]) -> None:
         layers = getattr(model, "bert", model).encoder.layers
@@ -867,15 +862,6 @@ class _CountKept(Pruning):
         return attention.num_heads
 
 
-class _StridedHeads(Pruning):
-    """Takes every third unit for a head, as if heads were interleaved."""
-
-    def smaller(self, linear: nn.Linear, units: Tensor, name: str) -> nn.Linear:
-        width = linear.in_features if name == "output" else linear.out_features
-        heads = width // 4
-        return super().smaller(linear, (units % 4) * heads + units // 4, name)
-
-
 class _Unchecked(Pruning):
     """Finds out in the middle."""
 
@@ -898,21 +884,19 @@ def _head_cases(rng: np.random.Generator) -> Iterator[Case]:
         batch = drawn_batch(rng, [5, 3], 5)
         return {"state": drawn_state(rng), "batches": [batch], **more}
 
-    first, second = drawn_batch(rng, [6, 4, 2], 6), drawn_batch(rng, [3], 3)
-    both = {"state": drawn_state(rng), "batches": [first, second]}
+    batches = [drawn_batch(rng, [6, 4, 2], 6), drawn_batch(rng, [3], 3)]
+    both = {"state": drawn_state(rng), "batches": batches}
     yield Case("importance, batches of three texts and of one", both)
     yield Case("importance, a model in training mode", inputs(train=True))
     yield Case("importance, no batch", {"state": drawn_state(rng), "batches": []})
-    one, other = (int(x) for x in rng.permutation(3)[:2])
-    yield Case("a head of each layer", inputs(heads=[{0: [one], 1: [other]}]))
+    one = int(rng.integers(3))
+    plan = [{0: [one], 1: [2, 1, 2]}]
+    yield Case("a head of one layer, two of the other, one of them named twice", inputs(heads=plan))
     yield Case("two prunings of one layer", inputs(heads=[{1: [0]}, {1: [1]}]))
-    yield Case("two heads, named twice", inputs(heads=[{0: [2, 1, 2]}]))
-    for name, wrong, mentions in (
-        ("a layer that is not there", {0: [1], 2: [0]}, 2),
-        ("a head that is not there", {0: [1], 1: [3]}, 3),
-        ("all heads of a layer", {0: [1], 1: [0, 1, 2]}, 1),
-    ):
-        yield Case(name, inputs(heads=[wrong], refused=mentions))
+    wrong = [{0: [1], 2: [0]}, {0: [1], 1: [3]}, {0: [1], 1: [0, 1, 2]}]
+    yield Case(
+        "what is not there, and all heads of a layer", inputs(heads=wrong, refused=[2, 3, 1])
+    )
 
 
 def _head_probe(
@@ -921,7 +905,7 @@ def _head_probe(
     batches: list[Any],
     train: bool = False,
     heads: list[dict[int, list[int]]] | None = None,
-    refused: int | None = None,
+    refused: list[int] | None = None,
 ) -> Any:
     model = model_of(state, train)
     if heads is None:
@@ -935,7 +919,10 @@ def _head_probe(
             "parameters that got a gradient": len(grads),
         }
     if refused is not None:
-        found: dict[str, Any] = error_of(lambda: part.prune_heads(model, heads[0]), refused)
+        found: dict[str, Any] = {
+            f"{plan}": error_of(lambda plan=plan: part.prune_heads(model, plan), number)
+            for plan, number in zip(heads, refused, strict=True)
+        }
     else:
         found = {}
         for step in heads:
@@ -976,15 +963,9 @@ HEADS = Exercise(
             {"head_importance": _ByBatch()},
         ),
         Misconception(
-            "the importances are summed over texts",
-            "Then they grow with the number of texts, and two measurements cannot be compared. The "
-            "definition has the mean.",
-            {"head_importance": _Summed()},
-        ),
-        Misconception(
             "the absolute value is left out",
-            "A negative derivative says that the loss falls when the head is turned up, which makes "
-            "it an important head, not the least important one.",
+            "A negative derivative says that the loss falls when the head is turned up, which "
+            "makes it an important head, not the least important one.",
             {"head_importance": _NoAbsolute()},
         ),
         Misconception(
@@ -1013,8 +994,8 @@ HEADS = Exercise(
         ),
         Misconception(
             "the named heads stay and the others go",
-            "The dict says which heads go. `index_select` takes what stays, so the list has to be "
-            "turned around first.",
+            "The dict says which heads go, and what is left is the rest. `index_select` takes what "
+            "stays, so the list has to be turned around first.",
             {"prune_heads": _KeepsTheGone()},
         ),
         Misconception(
@@ -1022,12 +1003,6 @@ HEADS = Exercise(
             "The layer then splits its fewer units into as many heads as before: narrower ones, "
             "made of the wrong units, or a number that cannot be split at all.",
             {"prune_heads": _CountKept()},
-        ),
-        Misconception(
-            "a head's units are taken from all over the layer",
-            "Heads are slices that stand side by side: head h has the units from h * size up to "
-            "(h + 1) * size, as `split_heads` cuts them.",
-            {"prune_heads": _StridedHeads()},
         ),
         Misconception(
             "earlier layers are cut before a later one is refused",
@@ -1046,9 +1021,9 @@ HEADS = Exercise(
         "A gate is a tensor of ones with `requires_grad`. A `register_forward_pre_hook` on "
         "`attention.output` can multiply what comes in, [batch, seq, hidden], if you unflatten it "
         "into heads. To prune, list the units of the heads that stay.",
-        "Give every text its own gate: [batch, num_heads] for each layer. The loss is the mean over "
-        "the batch, so multiply it by the batch's size before `torch.autograd.grad(loss, gates)`. "
-        "`weight.index_select(0, units)` keeps rows, `(1, units)` columns.",
+        "Give every text its own gate: [batch, num_heads] for each layer. The loss is the mean "
+        "over the batch, so multiply it by the batch's size before `torch.autograd.grad(loss, "
+        "gates)`. `weight.index_select(0, units)` keeps rows, `(1, units)` columns.",
         "Sum slope.abs() over the batch, add up, divide by the number of texts; remove the hooks. "
         "For pruning: check all first; then query, key, value lose rows of weight and bias, output "
         "loses columns and keeps its bias; set out_features, in_features and num_heads.",
@@ -1199,21 +1174,19 @@ class _BareErrors(Export):
             model.train(was_training)
 
 
+ONE_LAYER = {"num_hidden_layers": 1}
+
+
 def _export_cases(rng: np.random.Generator) -> Iterator[Case]:
-    shapes = [[1, 1], [1, 16], [2, 7], [5, int(rng.integers(3, 14))]]
     batches = [
         drawn_batch(rng, [seq, *rng.integers(1, seq + 1, size - 1).tolist()], seq)
-        for size, seq in shapes
+        for size, seq in ((1, 1), (2, int(rng.integers(9, 17))), (5, 7))  # the example is 2 x 7
     ]
-    yield Case(
-        "read by ONNX Runtime at four shapes", {"state": drawn_state(rng), "batches": batches}
-    )
-    yield Case("a model in training mode", {"state": drawn_state(rng), "train": True})
-    place = int(rng.integers(2))
-    yield Case(
-        "a part that cannot be exported",
-        {"state": drawn_state(rng), "stubborn": place, "train": True},
-    )
+    state = drawn_state(rng, **ONE_LAYER)
+    yield Case("read by ONNX Runtime at three shapes", {"state": state, "batches": batches})
+    yield Case("a model in training mode", {"state": state, "train": True})
+    part = ["up", "down"][int(rng.integers(2))]
+    yield Case("a part that cannot be exported", {"state": state, "stubborn": part, "train": True})
 
 
 def _export_probe(
@@ -1221,9 +1194,9 @@ def _export_probe(
     state: Mapping[str, Tensor],
     batches: list[dict[str, Tensor]] | None = None,
     train: bool = False,
-    stubborn: int | None = None,
+    stubborn: str | None = None,
 ) -> Any:
-    model = model_of(state, train)
+    model = model_of(state, train, **ONE_LAYER)
     if batches is not None and state["classifier.bias"].dtype == torch.float64:
         # ONNX Runtime has no float64 for all of it: the truth is the model itself.
         with torch.no_grad():
@@ -1278,11 +1251,10 @@ def _has_dropout(path: Path) -> bool:
     return any(node.op_type == "Dropout" for node in onnx.load(path).graph.node)
 
 
-def _not_exported(part: Any, model: Any, path: Path, place: int) -> dict[str, Any]:
+def _not_exported(part: Any, model: Any, path: Path, stubborn: str) -> dict[str, Any]:
     path.write_text("what was there before")
-    layer = model.bert.encoder.layers[place].feed_forward
-    layer.up.__class__ = Stubborn
-    name = f"encoder.layers.{place}.feed_forward.up"
+    getattr(model.bert.encoder.layers[0].feed_forward, stubborn).__class__ = Stubborn
+    name = f"encoder.layers.0.feed_forward.{stubborn}"
     found = error_of(lambda: part.export_onnx(model, path), name, "fingers")
     return {**found, "mode": mode(model), "the file before": path.read_text()}
 
@@ -1326,8 +1298,8 @@ EXPORT = Exercise(
         ),
         Misconception(
             "the inputs have other names",
-            "Whoever runs the file feeds it by name, and every program for BERT uses Transformers' "
-            "names: input_ids, attention_mask, token_type_ids.",
+            "Whoever runs the file feeds it by name, and programs for BERT use Transformers' "
+            "names: input_ids, attention_mask and token_type_ids, in this order. `INPUTS` has them.",
             {"export_onnx": _OtherNames()},
         ),
         Misconception(
@@ -1648,8 +1620,8 @@ ADAPTERS = Exercise(
         ),
         Misconception(
             "the linear layer is trained as well",
-            "The point is to train the two thin matrices alone: an optimizer keeps two more numbers "
-            "for every parameter that it trains. Freeze the layer.",
+            "The point is to train the two thin matrices alone: an optimizer keeps two more "
+            "numbers for every parameter that it trains. Freeze the layer.",
             {"LoRALinear": _BaseTrained},
         ),
         Misconception(
@@ -1947,8 +1919,8 @@ COMPARE = Exercise(
         ),
         Misconception(
             "the model is left in eval mode",
-            "A measurement must not change what it measures. Remember `model.training`, and put "
-            "it back: `read_mode` (given) does both.",
+            "A measurement must not change what it measures: somebody goes on training afterwards. "
+            "Remember `model.training`, and put it back: `read_mode` (given) does both.",
             {"compare": _EvalForGood()},
         ),
         Misconception(
@@ -2070,10 +2042,9 @@ class _SaysNothing(Preparing):
 
 class _OneForAll(Preparing):
     def packed(self, linear: nn.Linear, precision: str, ways: dict[Any, str]) -> nn.Module:
-        shape = next(iter(ways), tuple(linear.weight.shape))
-        found = super().packed(linear, precision, shapes := {shape: ways.get(shape, "as it is")})
-        ways.update({shape: shapes[shape]} if not ways else {})
-        return found
+        if not ways:
+            return super().packed(linear, precision, ways)
+        return super().packed(linear, precision, {tuple(linear.weight.shape): [*ways.values()][0]})
 
 
 class _Twice(Preparing):
@@ -2086,7 +2057,7 @@ class _Twice(Preparing):
 def _prepare_cases(rng: np.random.Generator) -> Iterator[Case]:
     def inputs(lengths: Sequence[int], **more: Any) -> dict[str, Any]:
         batch = texts_of(drawn_batch(rng, lengths, max(lengths)))
-        return {"state": drawn_state(rng), "batch": batch, **more}
+        return {"state": drawn_state(rng, **ONE_LAYER), "batch": batch, **more}
 
     yield Case("a padded batch", inputs([7, 3, 1]))
     yield Case("a batch without padding", inputs([4, 4]))
@@ -2094,25 +2065,41 @@ def _prepare_cases(rng: np.random.Generator) -> Iterator[Case]:
     yield Case("the model it was made from", inputs([5, 2], wants="original"))
 
 
+@contextmanager
+def measured(found: list[str]) -> Iterator[None]:
+    """Within it, `quickest_linear` notes a shape and picks by it, instead of measuring."""
+    import bertlab.compression as given
+
+    def pick(linear: nn.Linear, precision: str) -> str:
+        found.append(f"{linear.in_features} to {linear.out_features}")
+        usable = linear.weight.dtype == torch.float32 and linear.weight.device.type == "cpu"
+        wide = linear.out_features > linear.in_features
+        ready = torch.backends.mkldnn.is_available()
+        return given.ONEDNN if wide and usable and ready else given.AS_IT_IS
+
+    with mock.patch.object(given, "quickest_linear", pick):
+        yield
+
+
 def _prepare_probe(
     part: Any, state: Mapping[str, Tensor], batch: dict[str, Tensor], wants: str = "numbers"
 ) -> Any:
-    model = model_of(state)
-    if wants == "refusals":
-        return _prepare_refusals(part, model)
-    if wants == "original":
-        return _original(part, model)
-    prepared = part.prepare_for_inference(model)
+    model, shapes = model_of(state, **ONE_LAYER), []
+    with measured(shapes):
+        if wants == "refusals":
+            return _prepare_refusals(part, model)
+        if wants == "original":
+            return _original(part, model)
+        prepared = part.prepare_for_inference(model)
     with torch.no_grad():
-        found = {"logits": prepared(**batch).logits}
-    hidden, inner = SIZES["hidden_size"], SIZES["intermediate_size"]
-    shapes = {f"{hidden} to {n}" for n in (hidden, inner, LABELS)} | {f"{inner} to {hidden}"}
+        logits = prepared(**batch).logits
     return {
-        **found,
+        "logits": logits,
         "mode": mode(prepared),
         "class": type(prepared).__name__,
         "read": prepared.bert.calls,
-        "a choice for each shape": set(prepared.picked) == shapes,
+        "measured": sorted(shapes),
+        "picked": sorted(prepared.picked),
     }
 
 
@@ -2150,20 +2137,20 @@ PREPARE = Exercise(
     misconceptions=(
         Misconception(
             "the model itself is changed",
-            "Then there is no way back: it cannot be trained any further, and whoever else holds it "
-            "is surprised. Prepare a copy; `shared_copy` (given) costs almost no memory.",
+            "Then there is no way back: it cannot be trained any further, and whoever else holds "
+            "it is surprised. Prepare a copy; `shared_copy` (given) costs almost no memory.",
             {"prepare_for_inference": _InPlace()},
         ),
         Misconception(
             "the copy has parameters of its own",
-            "`copy.deepcopy` doubles the memory of tables that nothing is done to. `shared_copy` "
-            "makes new modules around the same numbers.",
+            "`copy.deepcopy` doubles the memory even of the tables, to which nothing is done. "
+            "`shared_copy` (given) makes new modules around the same numbers.",
             {"prepare_for_inference": _FullCopy()},
         ),
         Misconception(
             "a model in training mode is taken",
-            "Somebody in the middle of training would get a copy that is out of date after the next "
-            "step, and not notice. Refuse it, and say how to go to eval mode.",
+            "Somebody in the middle of training would get a copy that is out of date after the "
+            "next step, and not notice. Refuse it, and say how to go to eval mode.",
             {"prepare_for_inference": _TrainingTaken()},
         ),
         Misconception(
@@ -2198,8 +2185,8 @@ PREPARE = Exercise(
         ),
     ),
     hints=(
-        "Three checks, each with its ValueError (`require`); a copy; a function that takes a linear "
-        "layer and returns it or a PackedLinear; `replace_modules`; `as_prepared`.",
+        "Three checks, each with its ValueError (`require`); a copy; a function that takes a "
+        "linear layer and returns it or a PackedLinear; `replace_modules`; `as_prepared`.",
         "A dict from shape to way remembers what was measured: `quickest_linear(linear, "
         "precision)` is called once for each (out_features, in_features). Where it says AS_IT_IS, "
         "return the layer itself.",
@@ -2364,8 +2351,8 @@ CLINIC = Exercise(
         ),
         Misconception(
             "only the new rows are taken from the table",
-            "The sizes fit then, and the old rows still differ: the table was trained after the tie "
-            "was lost. All rows of the decoder are the table's.",
+            "The sizes fit then, and the old rows still differ: the table was trained after the "
+            "tie was lost. All rows of the decoder are the table's.",
             _checkpoint(_NewRowsOnly()),
         ),
         Misconception(
@@ -2382,8 +2369,8 @@ CLINIC = Exercise(
         ),
         Misconception(
             "only one of the bias's two names is mended",
-            "Transformers wrote the same bias under two names, and both are read. If they differ in "
-            "size, the checkpoint is refused as before.",
+            "Transformers wrote the same bias under two names, and both are read. If they differ "
+            "in size, the checkpoint is refused as before.",
             _checkpoint(_OneName()),
         ),
         Misconception(
@@ -2394,8 +2381,8 @@ CLINIC = Exercise(
         ),
         Misconception(
             "the two pieces are always exchanged",
-            "A vocabulary that was right is wrong afterwards, and running the cure twice brings the "
-            "illness back. Look first whether they are in each other's place.",
+            "A vocabulary that was right is wrong afterwards, and running the cure twice brings "
+            "the illness back. Look first whether they are in each other's place.",
             _tokens(_Always()),
         ),
         Misconception(
