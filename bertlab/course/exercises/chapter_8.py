@@ -1299,7 +1299,7 @@ EXPORT = Exercise(
         Misconception(
             "the inputs have other names",
             "Whoever runs the file feeds it by name, and programs for BERT use Transformers' "
-            "names: input_ids, attention_mask and token_type_ids, in this order. `INPUTS` has them.",
+            "names: input_ids, attention_mask and token_type_ids, in this order. See `INPUTS`.",
             {"export_onnx": _OtherNames()},
         ),
         Misconception(
@@ -2044,7 +2044,8 @@ class _OneForAll(Preparing):
     def packed(self, linear: nn.Linear, precision: str, ways: dict[Any, str]) -> nn.Module:
         if not ways:
             return super().packed(linear, precision, ways)
-        return super().packed(linear, precision, {tuple(linear.weight.shape): [*ways.values()][0]})
+        way = next(iter(ways.values()))
+        return super().packed(linear, precision, {tuple(linear.weight.shape): way})
 
 
 class _Twice(Preparing):
