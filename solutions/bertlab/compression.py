@@ -1157,7 +1157,7 @@ def write_onnx(module: nn.Module, path: str | Path, **options: Any) -> None:
     """
     import onnx  # these take seconds to import
 
-    refuse_int8(module)
+    refuse_packed(module)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
@@ -1169,14 +1169,18 @@ def write_onnx(module: nn.Module, path: str | Path, **options: Any) -> None:
         onnx.checker.check_model(file, full_check=True)
 
 
-def refuse_int8(module: nn.Module) -> None:
-    """Raise ValueError if a module has parts of int8, which the exporter would take apart."""
+def refuse_packed(module: nn.Module) -> None:
+    """Raise ValueError if a module has parts that no ONNX operator stands for."""
+    advice = {
+        Int8Linear: "export the model in float32, and let quantize_onnx make the file int8",
+        Int8Embedding: "export the model in float32, and let quantize_onnx make the file int8",
+        PackedLinear: "export the model that this one was prepared from",
+    }
     for name, part in module.named_modules():
-        if isinstance(part, (Int8Linear, Int8Embedding)):
+        if type(part) in advice:
             raise ValueError(
                 f"the model cannot be exported: its part {name.removeprefix('model.')} "
-                f"({type(part).__name__}) multiplies whole numbers in PyTorch's own way; export "
-                "the model in float32, and let quantize_onnx make the file int8"
+                f"({type(part).__name__}) computes in PyTorch's own way; {advice[type(part)]}"
             )
 
 

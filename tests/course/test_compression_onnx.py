@@ -9,7 +9,7 @@ from torch import nn
 
 from bertlab.course.exercises.chapter_8 import Stubborn, quick_exporter
 
-from .test_compression import SIZES, classifier, drawn_batch, logits, texts
+from .test_compression import SIZES, classifier, drawn_batch, logits, needs_onednn, packs, texts
 
 SHAPES = [(1, 1), (1, 2), (1, 16), (2, 1), (2, 7), (3, 7), (2, 5), (8, 16), (5, 3), (32, 11)]
 
@@ -98,7 +98,15 @@ def test_int8_of_pytorch_is_refused_with_the_way_on(complete, tmp_path):
         complete.compression.export_onnx(small, tmp_path / "model.onnx")
 
 
-@pytest.mark.parametrize("name", ["SpanClassifier", "BertModel", "pruned", "prepared"])
+@needs_onednn
+def test_a_prepared_model_is_refused_with_the_way_on(complete, tmp_path, monkeypatch):
+    packs(complete.compression, monkeypatch)
+    prepared = complete.compression.prepare_for_inference(classifier(complete))
+    with pytest.raises(ValueError, match=r"\(PackedLinear\).*prepared from"):
+        complete.compression.export_onnx(prepared, tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("name", ["SpanClassifier", "BertModel", "pruned"])
 def test_other_models_are_exported_with_their_own_outputs(complete, tmp_path, name):
     model = classifier(complete, num_hidden_layers=1)
     if name == "SpanClassifier":
@@ -107,8 +115,6 @@ def test_other_models_are_exported_with_their_own_outputs(complete, tmp_path, na
         model = model.bert
     if name == "pruned":
         complete.compression.prune_heads(model, {0: [2]})
-    if name == "prepared":
-        model = complete.compression.prepare_for_inference(model)
     with quick_exporter():
         complete.compression.export_onnx(model, tmp_path / "model.onnx")
     batch = of_shape(4, 9)

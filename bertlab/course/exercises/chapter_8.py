@@ -789,7 +789,7 @@ class _LeavesGradients(Importance):
 
 
 class Pruning:
-    """Transformers' `prune_linear_layer`, which is still there. Misconceptions replace a step."""
+    """PyTorch's `index_select` on heads instead of units. The misconceptions replace one step."""
 
     def __call__(self, model: Any, heads: Mapping[int, Iterable[int]]) -> None:
         layers = getattr(model, "bert", model).encoder.layers
@@ -807,28 +807,25 @@ class Pruning:
         if len(gone) == had:
             raise ValueError(f"heads[{number}] is {sorted(gone)}: all of {had}; one must be left")
 
+    @torch.no_grad()
     def cut(self, attention: Any, gone: set[int]) -> None:
-        left = [head for head in range(attention.num_heads) if head not in gone]
-        size = attention.query.out_features // attention.num_heads
-        units = torch.tensor([head * size + unit for head in left for unit in range(size)])
+        had = attention.num_heads
+        left = [head for head in range(had) if head not in gone]
         for name in ("query", "key", "value", "output"):
-            setattr(attention, name, self.smaller(getattr(attention, name), units, name))
+            old, axis = getattr(attention, name), int(name == "output")
+            index = torch.tensor(left, device=old.weight.device)
+
+            def kept(x: Tensor, axis: int, index: Tensor = index) -> Tensor:
+                by_head = x.unflatten(axis, (had, -1))
+                return by_head.index_select(axis, index).flatten(axis, axis + 1)
+
+            weight = kept(old.weight, axis)
+            made = nn.Linear(weight.shape[1], weight.shape[0]).to(weight)
+            made.weight.copy_(weight)
+            made.bias.copy_(old.bias if axis else kept(old.bias, 0))
+            made.requires_grad_(old.weight.requires_grad).train(old.training)
+            setattr(attention, name, made)
         attention.num_heads = self.count(attention, left)
-
-    def smaller(self, linear: nn.Linear, units: Tensor, name: str) -> nn.Linear:
-        from transformers.pytorch_utils import prune_linear_layer
-
-        with torch.no_grad():
-            kept: Any = units.to(linear.weight.device)
-            dtype = linear.weight.dtype
-            trained = linear.weight.requires_grad
-            made = prune_linear_layer(linear.float(), kept, dim=int(name == "output"))
-            linear.to(dtype)
-            full = linear.weight.index_select(int(name == "output"), kept)
-        made = made.to(dtype).requires_grad_(trained).train(linear.training)
-        made.weight.data = full
-        made.bias.data = linear.bias.data if name == "output" else linear.bias.data[kept]
-        return made
 
     def count(self, attention: Any, left: list[int]) -> int:
         return len(left)
@@ -945,7 +942,7 @@ def _pruned(model: Any, texts: Mapping[str, Tensor]) -> dict[str, Any]:
 HEADS = Exercise(
     id="8.3",
     reference={"head_importance": Importance(), "prune_heads": Pruning()},
-    reference_name="transformers.pytorch_utils.prune_linear_layer; Michel et al. 2019, equation 2",
+    reference_name="torch.index_select, equal to heads at 0; Michel et al. 2019, equation 2",
     cases=_head_cases,
     probe=_head_probe,
     misconceptions=(
