@@ -171,14 +171,14 @@ def test_the_squared_temperature_keeps_the_gradient_in_size(compression):
 
 
 def test_a_pupil_comes_closer_to_its_teacher(complete, compression, model, batch):
-    settings = complete.fine_tuning.FineTuningSettings(epochs=8, learning_rate=3e-3)
+    settings = complete.fine_tuning.FineTuningSettings(epochs=30, learning_rate=1e-2)
     student = compression.student_of(model, 1)
     before = (logits(student, batch) - logits(model, batch)).norm()
     asked = []
     teacher = compression.TeacherLogits(model)
     model.register_forward_hook(lambda *_: asked.append(1))
     losses = compression.distil(student, teacher, [batch], [batch], settings)
-    assert len(losses) == 8 and len(asked) == 1  # the teacher is asked once, not in every epoch
+    assert len(losses) == 30 and len(asked) == 1  # the teacher is asked once, not in every epoch
     assert (logits(student, batch) - logits(model, batch)).norm() < 0.7 * before
     assert student.config.num_hidden_layers == len(student.bert.encoder.layers) == 1
 
@@ -385,7 +385,7 @@ def test_a_plan_that_does_not_fit_its_tensors_is_refused(compression, model, tmp
         text = compression.json.dumps({**plan, **change})
         metadata = {"kind": compression.COMPRESSED, "plan": text}
         save_file(tensors, tmp_path / name, metadata)
-        with pytest.raises(ValueError, match=f"{name} de?oe?s"):
+        with pytest.raises(ValueError, match=f"{name} (describes|does)"):
             compression.load_compressed(tmp_path / name)
 
 
@@ -454,9 +454,10 @@ def test_a_prepared_model_reads_no_padding(compression, model, batch):
     norm.register_forward_hook(lambda module, inputs, output: rows.append(output[..., 0].numel()))
     logits(prepared, batch)
     assert rows == [int(batch["attention_mask"].sum())]
-    rows.clear()
-    copy.deepcopy(model)(**texts(batch))
-    assert rows == []
+    plain = model.bert.encoder.layers[0].attention_norm
+    plain.register_forward_hook(lambda module, inputs, output: rows.append(output[..., 0].numel()))
+    logits(model, batch)
+    assert rows[1:] == [batch["attention_mask"].numel()]
 
 
 def test_prediction_and_evaluation_take_a_prepared_model(complete, compression, model, batch):
@@ -531,7 +532,7 @@ def test_memory_is_what_a_model_and_its_batch_take(compression):
             self.millions = millions
 
         def forward(self, **batch):
-            return torch.zeros(self.millions * 250_000).sum()
+            return torch.ones(self.millions * 250_000).sum()
 
     small, large = (compression.peak_memory_mb(Greedy(n), {}) for n in (20, 120))
     assert 80 < large - small < 130
