@@ -578,11 +578,12 @@ def compare(models: Mapping[str, Any], batches: Sequence[Batch]) -> list[Row]:
 
     Each model is read in eval mode, without gradients, and left in the mode it was in. A latency is
     the median of at least 10 calls, each timed with `time.perf_counter`, after at least 3 that are
-    not timed: the first calls of a model are slow, and a mean follows the slowest.
+    not timed: the first calls of a model are slow, and a mean follows the slowest. `call(model,
+    batch)` (given) moves a batch to the model's device and waits for the answer.
 
     Args:
-        models: by name; called as `model(input_ids=..., attention_mask=..., ...)` without labels
-            they return an object with `logits` `[batch, num_labels]`. A module, or an `OnnxModel`.
+        models: by name; each a module or an `OnnxModel`, which is called without labels and
+            returns an object with `logits`, `[batch, num_labels]`.
         batches: with `labels` `[batch]`; read more than once.
 
     Returns:
@@ -624,7 +625,7 @@ def latencies_ms(model: Any, batch: Batch, calls: int = 20) -> list[float]:
     times = []
     for number in range(calls + 5):
         start = time.perf_counter()
-        model(**batch)
+        call(model, batch)
         if number >= 5:
             times.append(1000 * (time.perf_counter() - start))
     return times
@@ -638,7 +639,7 @@ def quantile(times: Sequence[float], part: float) -> float:
 def hits_in(model: Any, batch: Batch) -> Tensor:
     """For each text of a batch, whether the model gets it right."""
     texts = {name: x for name, x in batch.items() if name != "labels"}
-    return model(**texts).logits.argmax(dim=-1).cpu() == batch["labels"].cpu()
+    return call(model, texts).logits.argmax(dim=-1).cpu() == batch["labels"].cpu()
 
 
 ### END SOLUTION
@@ -1315,6 +1316,15 @@ def read_mode(model: Any) -> Iterator[None]:
         yield
 
 
+def call(model: Any, batch: Batch) -> Any:
+    """What a model returns for a batch, moved to the model's device; waits until it is there."""
+    device = device_of(model) if isinstance(model, nn.Module) else torch.device("cpu")
+    output = model(**{name: x.to(device) for name, x in batch.items()})
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return output
+
+
 def first_texts(batches: Sequence[Batch], count: int) -> dict[str, Tensor]:
     """The first texts of batches as one batch, without labels, cut to its longest text.
 
@@ -1368,7 +1378,7 @@ def peak_memory_mb(model: Any, batch: Batch) -> float | None:
     before = process_memory_mb("VmRSS")
     fresh = OnnxModel(model.path) if isinstance(model, OnnxModel) else copy.deepcopy(model)
     with read_mode(fresh), torch.inference_mode():
-        fresh(**batch)
+        call(fresh, batch)
     return process_memory_mb("VmHWM") - before
 
 

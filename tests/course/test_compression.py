@@ -530,6 +530,7 @@ def test_memory_is_what_a_model_and_its_batch_take(compression):
         def __init__(self, millions):
             super().__init__()
             self.millions = millions
+            self.weight = nn.Parameter(torch.zeros(1))
 
         def forward(self, **batch):
             return torch.ones(self.millions * 250_000).sum()
