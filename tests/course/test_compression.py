@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
+from bertlab.course.exercises import chapter_8
+
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 24,
@@ -130,7 +132,7 @@ def test_an_int8_layer_computes_what_its_int8_stand_for(compression, per_channel
 
 
 def test_torchao_makes_the_same_int8(compression):
-    primitives = pytest.importorskip("torchao.quantization.quant_primitives")
+    primitives = chapter_8._torchao()
     weight = torch.randn(30, 64)
     scale, zero_point = primitives.choose_qparams_affine(
         weight, primitives.MappingType.ASYMMETRIC, (1, 64), torch.int8, keepdim=True

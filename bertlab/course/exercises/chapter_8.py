@@ -1,6 +1,8 @@
 """Chapter 8: eight bits, a teacher, fewer heads, ONNX, adapters, and honest measurements."""
 
 import copy
+import importlib
+import logging
 import math
 import os
 import statistics
@@ -10,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -214,6 +217,19 @@ def mode(model: nn.Module) -> str:
 # --- 8.1 eight bits ------------------------------------------------------------------------------
 
 
+@cache
+def _torchao() -> Any:
+    """`torchao`'s module of single steps, without what it says of kernels that are not there."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("torchao.quantization.quant_primitives")
+    finally:
+        logging.disable(before)
+
+
 class Int8:
     """`torchao`'s affine quantization. The misconceptions replace one step."""
 
@@ -223,20 +239,16 @@ class Int8:
 
     def quantize(self, weight: Tensor, per_channel: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """As exercise 8.1's function."""
-        from torchao.quantization.quant_primitives import (
-            MappingType,
-            choose_qparams_affine,
-            quantize_affine,
-        )
-
+        torchao = _torchao()
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
         block = self.block(wide, per_channel)
-        scale, zero_point = choose_qparams_affine(
-            wide, MappingType.ASYMMETRIC, block, torch.int8, keepdim=True
+        scale, zero_point = torchao.choose_qparams_affine(
+            wide, torchao.MappingType.ASYMMETRIC, block, torch.int8, keepdim=True
         )
         ones = torch.ones_like(scale)
         scale = torch.where(scale <= torch.finfo(scale.dtype).smallest_normal, ones, scale)
-        return quantize_affine(wide, block, scale, zero_point, torch.int8), scale, zero_point.int()
+        int8 = torchao.quantize_affine(wide, block, scale, zero_point, torch.int8)
+        return int8, scale, zero_point.int()
 
     def block(self, weight: Tensor, per_channel: bool) -> tuple[int, ...]:
         """How large the part of the weight is that shares a range."""
