@@ -395,7 +395,8 @@ def _int8_cases(rng: np.random.Generator) -> Iterator[Case]:
         ("rows that are all above 0", _off_ties(rng, 3, 9, positive=True)),
     ):
         yield Case(f"a weight, {name}", {"weight": weight})
-        yield Case(f"one range for all: {name}", {"weight": weight, "per_channel": False})
+    one_row = _off_ties(rng, 1, 4 * 9)[:, rng.permutation(4 * 9)]
+    yield Case("one range for all", {"weight": one_row.view(4, 9), "per_channel": False})
     halves = torch.tensor([[153.5, -101.5, 0.0, 1.5, 2.5, -0.5, -3.5]]) * 2.0 ** int(
         rng.integers(-3, 3)
     )
