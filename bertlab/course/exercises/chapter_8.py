@@ -266,7 +266,7 @@ class _ByHand(Int8):
     def quantize(self, weight: Tensor, per_channel: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         axes = self.axes(weight, per_channel)
         low, high = weight.amin(axes, keepdim=True), weight.amax(axes, keepdim=True)
-        scale, zero = self.range(*self.bounds(low, high))
+        scale, zero = self.scales(*self.bounds(low, high))
         scale = torch.where(scale == 0, torch.ones_like(scale), scale)
         shifted = self.rounded(weight / scale) + zero
         return self.cut(shifted), scale, zero.to(torch.int32)
@@ -277,7 +277,7 @@ class _ByHand(Int8):
     def bounds(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         return low.clamp(max=0), high.clamp(min=0)
 
-    def range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def scales(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         scale = (high - low) / self.levels
         return scale, (-128 - low / torch.where(scale == 0, 1, scale)).round()
 
@@ -289,7 +289,7 @@ class _ByHand(Int8):
 
 
 class _Symmetric(_ByHand):
-    def range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def scales(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         scale = torch.maximum(-low, high) / 127
         return scale, torch.zeros_like(scale)
 
