@@ -739,6 +739,8 @@ class Int8Embedding(nn.Module):
 def quantize_model(model: Any, per_channel: bool = True, embeddings: bool = True) -> Any:
     """A copy of a model whose linear layers, and tables, have 8 bits.
 
+    `save_compressed` saves it; `save_pretrained` knows parameters alone, of which few are left.
+
     Args:
         per_channel: one range for each output of a linear layer, or one for its whole weight.
         embeddings: the three tables too, which in a small BERT are most of the parameters.
