@@ -895,10 +895,11 @@ def _head_cases(rng: np.random.Generator) -> Iterator[Case]:
         return {"state": drawn_state(rng), "batches": [batch], **more}
 
     batches = [drawn_batch(rng, [6, 4, 2], 6), drawn_batch(rng, [3], 3)]
-    both = {"state": drawn_state(rng), "batches": batches}
-    yield Case("importance, batches of three texts and of one", both)
-    yield Case("importance, a model in training mode", inputs(train=True))
-    yield Case("importance, no batch", {"state": drawn_state(rng), "batches": []})
+    state = drawn_state(rng)
+    yield Case(
+        "importance, batches of three texts and of one, a model in training mode",
+        {"state": state, "batches": batches, "train": True},
+    )
     one = int(rng.integers(3))
     plan = [{0: [one], 1: [2, 1, 2]}]
     yield Case("a head of one layer, two of the other, one of them named twice", inputs(heads=plan))
@@ -919,14 +920,13 @@ def _head_probe(
 ) -> Any:
     model = model_of(state, train)
     if heads is None:
-        if not batches:
-            return error_of(lambda: part.head_importance(model, batches))
         importance = part.head_importance(model, batches)
         grads = [name for name, p in model.named_parameters() if p.grad is not None]
         return {
             "importance": importance.to(state["classifier.bias"]),
             "mode": mode(model),
             "parameters that got a gradient": len(grads),
+            "without a batch": error_of(lambda: part.head_importance(model, [])),
         }
     if refused is not None:
         found: dict[str, Any] = {
@@ -1193,72 +1193,59 @@ def _export_cases(rng: np.random.Generator) -> Iterator[Case]:
         for size, seq in ((1, 1), (2, int(rng.integers(9, 17))), (5, 7))  # the example is 2 x 7
     ]
     state = drawn_state(rng, **ONE_LAYER)
-    yield Case("read by ONNX Runtime at three shapes", {"state": state, "batches": batches})
-    yield Case("a model in training mode", {"state": state, "train": True})
-    part = ["up", "down"][int(rng.integers(2))]
-    yield Case("a part that cannot be exported", {"state": state, "stubborn": part, "train": True})
+    given = {"state": state, "train": True}
+    yield Case("a model in training mode, read at three shapes", {**given, "batches": batches})
+    for part in ("up", "down"):
+        yield Case(f"`{part}` of a layer cannot be exported", {**given, "stubborn": part})
 
 
 def _export_probe(
     part: Any,
     state: Mapping[str, Tensor],
+    train: bool,
     batches: list[dict[str, Tensor]] | None = None,
-    train: bool = False,
     stubborn: str | None = None,
 ) -> Any:
     model = model_of(state, train, **ONE_LAYER)
-    if batches is not None and state["classifier.bias"].dtype == torch.float64:
-        # ONNX Runtime has no float64 for all of it: the truth is the model itself.
-        with torch.no_grad():
-            return _file_facts(20) | {
-                f"logits {i}": model(**texts_of(b)).logits for i, b in enumerate(batches)
-            }
     with tempfile.TemporaryDirectory() as folder, quick_exporter():
         path = Path(folder) / "model.onnx"
-        if stubborn is not None:
-            return _not_exported(part, model, path, stubborn)
-        part.export_onnx(model, path)
         if batches is None:
-            return {"mode": mode(model), "written": path.exists(), "dropout": _has_dropout(path)}
-        return _run_file(path, batches, state["classifier.bias"].device)
-
-
-def _file_facts(opset: int) -> dict[str, Any]:
-    names = ["input_ids", "attention_mask", "token_type_ids"]
-    return {"inputs": names, "outputs": ["logits"], "opset": opset}
+            return _not_exported(part, model, path, str(stubborn))
+        if state["classifier.bias"].dtype != torch.float64:
+            part.export_onnx(model, path)
+            return _run_file(path, batches, state["classifier.bias"].device) | {"mode": mode(model)}
+    # ONNX Runtime has no float64 for every operator: the truth is the model itself.
+    model.eval()
+    with torch.no_grad():
+        logits = {f"logits {i}": model(**texts_of(b)).logits for i, b in enumerate(batches)}
+    return dict.fromkeys(("inputs", "outputs", "opset", "dropout", "mode")) | logits
 
 
 def _run_file(path: Path, batches: list[dict[str, Tensor]], device: Any) -> dict[str, Any]:
     import onnx
     import onnxruntime
 
+    file = onnx.load(path)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     session: Any = onnxruntime.InferenceSession(
         str(path), options, providers=["CPUExecutionProvider"]
     )
+    names = [given.name for given in session.get_inputs()]
     found: dict[str, Any] = {
-        "inputs": [given.name for given in session.get_inputs()],
+        "inputs": names,
         "outputs": [output.name for output in session.get_outputs()],
-        "opset": max(
-            s.version for s in onnx.load(path).opset_import if s.domain in ("", "ai.onnx")
-        ),
+        "opset": max(s.version for s in file.opset_import if s.domain in ("", "ai.onnx")),
+        "dropout": any(node.op_type == "Dropout" for node in file.graph.node),
     }
-    order = list(found["inputs"])
-    for number, batch in enumerate(batches):
-        feed = dict(zip(order, (x.cpu().numpy() for x in texts_of(batch).values()), strict=False))
+    for number, batch in enumerate([] if found["dropout"] else batches):
+        feed = dict(zip(names, (x.cpu().numpy() for x in texts_of(batch).values()), strict=False))
         try:
             logits = torch.from_numpy(session.run(None, feed)[0]).to(device)
         except Exception as error:  # of onnxruntime's own types
             logits = f"refused: {type(error).__name__}"
         found[f"logits {number}"] = logits
     return found
-
-
-def _has_dropout(path: Path) -> bool:
-    import onnx
-
-    return any(node.op_type == "Dropout" for node in onnx.load(path).graph.node)
 
 
 def _not_exported(part: Any, model: Any, path: Path, stubborn: str) -> dict[str, Any]:
