@@ -366,7 +366,8 @@ class _FloatInput(Int8Linear):
 
 class _NoBias(Int8Linear):
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) - (0 if self.bias is None else self.bias)
+        bias: Any = 0 if self.bias is None else self.bias
+        return super().forward(x) - bias
 
 
 class _FloatKept(Int8Linear):
@@ -1089,10 +1090,11 @@ def quick_exporter() -> Iterator[None]:
 class Stubborn(nn.Linear):
     """A layer that no exporter can follow."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_tracing() or torch.compiler.is_exporting():
+    def forward(self, input: Tensor) -> Tensor:
+        jit: Any = torch.jit
+        if jit.is_tracing() or torch.compiler.is_exporting():
             raise RuntimeError("this layer counts on its fingers")
-        return super().forward(x)
+        return super().forward(input)
 
 
 class Export:
@@ -1184,7 +1186,7 @@ class _BareErrors(Export):
             model.train(was_training)
 
 
-ONE_LAYER = {"num_hidden_layers": 1}
+ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1}
 
 
 def _export_cases(rng: np.random.Generator) -> Iterator[Case]:
@@ -1864,7 +1866,7 @@ def _compare_probe(
             models["from a file"] = FromFile(other, path)
         rows = part.compare(models, batches)
     fields = ("size_mb", "latency_1_ms", "latency_32_ms", "accuracy")
-    found = {
+    found: dict[str, Any] = {
         f"{row.name}: {name}": round(float(getattr(row, name)), 6)
         for row in rows
         for name in fields
@@ -2082,7 +2084,8 @@ def measured(found: list[str]) -> Iterator[None]:
 def _prepare_probe(
     part: Any, state: Mapping[str, Tensor], batch: dict[str, Tensor], wants: str = "numbers"
 ) -> Any:
-    model, shapes = model_of(state, **ONE_LAYER), []
+    model = model_of(state, **ONE_LAYER)
+    shapes: list[str] = []
     with measured(shapes):
         if wants == "refusals":
             return _prepare_refusals(part, model)
@@ -2103,7 +2106,7 @@ def _prepare_probe(
 
 def _prepare_refusals(part: Any, model: Any) -> dict[str, Any]:
     prepare = part.prepare_for_inference
-    found = {"half": error_of(lambda: prepare(model, "half"), "half")}
+    found: dict[str, Any] = {"half": error_of(lambda: prepare(model, "half"), "half")}
     found["training mode"] = error_of(lambda: prepare(model.train()), "training")
     found["mode"] = mode(model)
     prepared = prepare(model.eval(), "bf16")
