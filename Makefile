@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="..." goes to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test bench book build
+.PHONY: help lab test prove bench book build
 
 BIN := .venv/bin
 
@@ -10,11 +10,14 @@ help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | column -t -s '|' 2>/dev/null \
 	  || sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
 
-lab: .venv/.installed  ## open the course in JupyterLab, at the first unfinished chapter
+lab: .venv/.installed  ## open the course in JupyterLab, where you are
 	@$(BIN)/bertlab lab $(ARGS)
 
 test: .venv/.installed-test  ## everything that must hold: style, types, derived files, tests
 	@scripts/test.sh $(ARGS)
+
+prove: .venv/.installed-test  ## authors: every known mistake is recognized, on 20 seeds
+	@BERTLAB_SEEDS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/course/test_exercises.py $(ARGS)
 
 bench: .venv/.installed-test  ## the speed claims, measured on this machine
 	@$(BIN)/python -m tests.bench $(ARGS)

@@ -94,7 +94,9 @@ def our_step(model: Any, ids: Tensor, precision: str, setting: Setting) -> Calla
     """Masking, forward, backward and AdamW of the complete package."""
     pretraining = package().pretraining
     tokenizer = Numbers(model.config.vocab_size)
-    optimizer = pretraining.AdamW(pretraining.parameter_groups(model, 0.01), lr=1e-6)
+    optimizer = pretraining.fused_adamw(pretraining.parameter_groups(model, 0.01))  # pretrain's
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-6
     generator = torch.Generator().manual_seed(0)
     device = torch.device(setting.device)
     mask = torch.ones_like(ids).to(device)

@@ -501,7 +501,8 @@ def _dataset_rows(name: str, config_name: str | None, split: str) -> Any:
         if not isinstance(loaded, datasets.DatasetDict):
             return loaded
         if split not in loaded:
-            raise ValueError(f"split is {split!r}, but the data set has {', '.join(loaded)}")
+            names = ", ".join(map(str, loaded))
+            raise ValueError(f"split is {split!r}, but the data set has {names}")
         return loaded[split]
     try:
         with _offline(datasets):

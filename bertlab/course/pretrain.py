@@ -545,6 +545,8 @@ def run(config: Config) -> list[float]:
         else None
         for documents in split_documents(len(shards.documents) - 1, config.data.held_out)
     )
+    if train is None:
+        raise ValueError("the corpus has no document to train on")
     trained = pretraining.WithoutPadding(model) if training.without_padding else model
     metrics = Metrics(config, model, train, held_out)
     losses = pretraining.pretrain(trained, train, settings, metrics)

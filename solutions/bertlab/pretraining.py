@@ -1053,15 +1053,15 @@ class WithoutPadding(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        next_sentence_label: Tensor | None = None,
+        **wanted: Tensor | None,
     ) -> BertForPreTrainingOutput:
-        """The arguments and the loss of `BertForPreTraining`."""
+        """The arguments (`labels` and `next_sentence_label` among them) and the loss of `model`."""
         model: Any = self.model
         read = model.bert.forward_packed(input_ids, attention_mask, token_type_ids)
-        loss, logits = masked_lm_loss(model.mlm_head, read.last_hidden_state, labels)
+        loss, logits = masked_lm_loss(model.mlm_head, read.last_hidden_state, wanted.get("labels"))
         pair_logits = model.nsp_head(read.pooler_output) if hasattr(model, "nsp_head") else None
-        if next_sentence_label is not None and pair_logits is not None:
-            pair_loss = F.cross_entropy(pair_logits, next_sentence_label.view(-1))
-            loss = pair_loss if loss is None else loss + pair_loss
+        follows = wanted.get("next_sentence_label")
+        if follows is not None and pair_logits is not None:
+            pairs = F.cross_entropy(pair_logits, follows.view(-1))
+            loss = pairs if loss is None else loss + pairs
         return BertForPreTrainingOutput(loss, logits, pair_logits)

@@ -241,7 +241,7 @@ def save_pretrained(model: Any, path: str | Path) -> None:
     for ours, parameter in model.named_parameters():  # each once, a tied one too
         name = names.get(ours, ours)  # a task head's stays as it is
         tensors[name] = parameter.detach().cpu().contiguous()
-    config = model.config.to_hf() | {"architectures": [type(model).__name__]}
+    config = model.config.to_hf() | {"architectures": [type(model).__name__]} | labels_of(model)
     folder = Path(path)
     os.makedirs(folder, exist_ok=True)
     with replacing(folder / "model.safetensors") as file:
@@ -251,6 +251,17 @@ def save_pretrained(model: Any, path: str | Path) -> None:
     ### END SOLUTION
 
 
+### BEGIN SOLUTION
+def labels_of(model: Any) -> dict[str, dict[str, Any]]:
+    """What Transformers' config says about the classes of a task head; nothing without one."""
+    if not isinstance(getattr(model, "classifier", None), torch.nn.Linear):
+        return {}
+    names = [f"LABEL_{label}" for label in range(model.classifier.out_features)]
+    numbers = {name: label for label, name in enumerate(names)}
+    return {"id2label": {str(label): name for name, label in numbers.items()}, "label2id": numbers}
+
+
+### END SOLUTION
 # --- end of exercise 5.4 ---
 
 

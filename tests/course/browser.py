@@ -21,7 +21,7 @@ class Notes:
     def watch(self, page: Any) -> None:
         """Note requests to other hosts, failed requests, and errors of the console."""
         page.on("request", self._requested)
-        page.on("requestfailed", lambda request: self.failed.append(request.url))
+        page.on("requestfailed", self._failed)
         page.on("response", self._answered)
         page.on("console", self._said)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -29,6 +29,10 @@ class Notes:
     def _requested(self, request: Any) -> None:
         if not re.match(r"(https?|wss?)://127\.0\.0\.1|data:|blob:|about:", request.url):
             self.elsewhere.append(request.url)
+
+    def _failed(self, request: Any) -> None:
+        if request.failure != "net::ERR_ABORTED":  # that is the window that went on to another page
+            self.failed.append(request.url)
 
     def _answered(self, response: Any) -> None:
         if response.status >= 400:

@@ -368,19 +368,20 @@ def test_the_articles_of_wikitext_are_its_documents(tmp_path):
 
 def test_a_data_set_of_the_hub_is_looked_for_on_this_machine_alone(monkeypatch):
     import datasets
+    from datasets import config
 
     seen = []
 
     def load(*args, **options):
-        seen.append((args, datasets.config.HF_HUB_OFFLINE))
+        seen.append((args, config.HF_HUB_OFFLINE))
         raise ConnectionError("offline")
 
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets, "load_dataset", load)
     with pytest.raises(FileNotFoundError, match=r"Salesforce/wikitext is neither a folder"):
         corpus.from_dataset("Salesforce/wikitext", "wikitext-2-raw-v1")
     assert seen == [(("Salesforce/wikitext", "wikitext-2-raw-v1"), True)]
-    assert datasets.config.HF_HUB_OFFLINE is False
+    assert config.HF_HUB_OFFLINE is False
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):

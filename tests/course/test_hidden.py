@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from bertlab.course import exercise as exercises
 from bertlab.course import outline
+from bertlab.course.exercises import chapter_6, chapter_7
 from bertlab.course.grading.grader import (
     BrokenTests,
     ExerciseResult,
@@ -78,12 +80,57 @@ def undropped(layer: Any, x: Any, mask: Any = None) -> Any:
     return layer.feed_forward_norm(x + layer.feed_forward(x))
 
 
-#: Wrong parts beside the misconceptions, for tests that those do not reach.
+class NeverTheLast(chapter_6.Masking):
+    """Draws from all pieces but the last: ``randint(vocab_size - 1)``."""
+
+    def collated(
+        self, ids: Any, tokenizer: Any, probability: float, source: Any, spared: Any
+    ) -> Any:
+        inputs, labels = super().collated(ids, tokenizer, probability, source, spared)
+        put_in = (labels != -100) & (inputs != ids) & (inputs == tokenizer.vocab_size - 1)
+        return inputs.masked_fill(put_in, 0), labels
+
+
+class MaskedMore(chapter_6.Adaptation):
+    """Hides a fifth of the tokens."""
+
+    def masked(self, ids: Any, tokenizer: Any, generator: Any) -> Any:
+        return chapter_6.Masking()(ids, tokenizer, 0.2, generator)
+
+
+class AlwaysTheSameSpread(chapter_7.SequenceClassifier):
+    """Draws the head's weights with 0.02, whatever the config says."""
+
+    def fresh(self, layer: torch.nn.Linear) -> None:
+        torch.nn.init.normal_(layer.weight, 0, 0.02)
+        torch.nn.init.zeros_(layer.bias)
+
+
+class SeedIgnored(chapter_7.Tuning):
+    """Draws as for seed 0, whatever the settings say."""
+
+    def kept(self, settings: Any) -> Any:
+        return replace(settings, seed=0)
+
+
+class EveryOtherWord(chapter_7.MoreExamples):
+    """Chooses half of the words, whatever the probability between 0 and 1."""
+
+    def is_chosen(self, draw: float, probability: float) -> bool:
+        return draw < (probability if probability in (0, 1) else 0.5)
+
+
+#: Wrong parts beside the misconceptions: of those, some do what the notebook's cases do not show.
 MUTANTS: dict[str, dict[str, Any]] = {
     "4.6": {
         "the patient is left as it is": {"mend_residual": kept_alone},
         "a dropout got lost": {"mend_residual": undropped},
     },
+    "6.1": {"the last piece is never drawn": {"mask_tokens": NeverTheLast()}},
+    "6.6": {"a fifth of the tokens is hidden": {"adapt": MaskedMore().adapt}},
+    "7.2": {"the spread is always 0.02": {"SequenceClassifier": AlwaysTheSameSpread}},
+    "7.5": {"the seed is always 0": {"fine_tune": SeedIgnored().fine_tune}},
+    "7.6": {"half of the words are chosen": {"augment": EveryOtherWord().augment}},
 }
 
 
@@ -241,6 +288,20 @@ def test_an_error_counts_only_if_it_is_the_right_one_and_says_enough(complete):
         except AssertionError:
             outcome = "fails"
         assert (outcome == "passes") is passes, error
+
+
+def test_a_witness_notes_what_it_is_called_with_and_when_it_stops(complete):
+    of = Submission(LocalSession({}), "2.1", SEED)
+    layer, hook = of.make("torch.nn.Linear", 2, 2), of.witness(stop=2)
+    layer.call("register_forward_pre_hook", hook)
+    x = torch.ones(1, 2)
+    layer(x)
+    layer.call("eval")
+    with pytest.raises(InterruptedError):
+        layer(x)
+    (first_mode, (first,)), (second_mode, _) = hook.get("calls")
+    assert (first_mode, second_mode) == (True, False) and torch.equal(first, x)
+    assert torch.equal(of.witness(x)(), x)
 
 
 def test_a_value_that_cannot_travel_is_said_to_the_author(complete):

@@ -44,6 +44,33 @@ def test_a_notebook_works_below_an_odd_path(odd_copy, solution):
     assert json.loads(bertlab(odd_copy, "check", "0.1", "--json").stdout)[0]["status"] == "passed"
 
 
+#: Where the libraries below put what they can make again; `.cache/bertlab` is ours.
+USUAL = {".cache/bertlab", ".cache/matplotlib", ".config/matplotlib", ".ipython", ".jupyter"}
+USUAL |= {".local/share", ".cache/huggingface", ".cache/torch", "torchinductor_"}
+
+
+def test_nothing_is_left_outside_the_copy(pristine_copy, tmp_path, monkeypatch, solution):
+    copy, home, temporary = (tmp_path / name for name in ("copy", "home", "temporary"))
+    shutil.copytree(pristine_copy, copy)
+    home.mkdir()
+    temporary.mkdir()
+    for name in [name for name in os.environ if name.startswith(("XDG_", "BERTLAB_C", "HF_HOME"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    for words in (["status"], ["check", "0.1"]):
+        bertlab(copy, *words)
+    with kernel(copy) as running:
+        running.run("%load_ext bertlab.course")
+        assert "passed: 0.1" in running.run(f"%%fill 0.1\n{solution}").text
+        running.run("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")
+        running.run("%check 0")
+    found = [path.relative_to(home) for path in home.rglob("*") if path.is_file()]
+    outside = {"/".join(path.parts[:2]) for path in found}
+    outside |= {path.name for path in temporary.iterdir()}
+    assert {path for path in outside if not path.startswith(tuple(USUAL))} == set()
+
+
 def test_the_book_is_made_below_an_odd_path(odd_copy):
     done = run_book(odd_copy)
     assert done.returncode == 0, done.stdout + done.stderr

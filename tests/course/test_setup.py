@@ -181,6 +181,7 @@ def test_make_alone_lists_the_targets(project):
         "help",
         "lab",
         "test",
+        "prove",
         "bench",
         "book",
         "build",

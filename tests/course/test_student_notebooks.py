@@ -18,7 +18,7 @@ FILES = [chapter.file for chapter in outline.chapters()]
 
 
 def run_all(copy: Path, file: str) -> nbformat.NotebookNode:
-    """Execute a chapter of a student's copy cell by cell; an error output fails the test."""
+    """Execute a chapter of a student's copy cell by cell, its experiments cut short."""
     node = nbformat.read(copy / "chapters" / f"{file}.ipynb", as_version=4)
     client = NotebookClient(
         node,
@@ -27,7 +27,7 @@ def run_all(copy: Path, file: str) -> nbformat.NotebookNode:
         allow_errors=True,
         resources={"metadata": {"path": str(copy / "chapters")}},
     )
-    client.execute(env=environment(copy))
+    client.execute(env={**environment(copy), "BERTLAB_SHORT": "1"})
     return node
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,13 +53,8 @@ class Pieces:
         self.all_special_tokens = list(SPECIAL)
         self.all_special_ids = [self.ids[token] for token in SPECIAL]
         self.unk_token, self.sep_token, self.pad_token, self.cls_token, self.mask_token = SPECIAL
-        (
-            self.unk_token_id,
-            self.sep_token_id,
-            self.pad_token_id,
-            self.cls_token_id,
-            self.mask_token_id,
-        ) = self.all_special_ids
+        self.unk_token_id, self.sep_token_id, self.pad_token_id = self.all_special_ids[:3]
+        self.cls_token_id, self.mask_token_id = self.all_special_ids[3:]
         self.model_max_length = None
         self.is_fast = False
 
@@ -117,12 +112,15 @@ class Pieces:
         batch["attention_mask"] = [[1] * len(ids) for ids in batch["input_ids"]]
         return {name: column[0] for name, column in batch.items()} if single else batch
 
+    def words(self, text: str) -> list[int]:
+        return [self.ids[text]] if text in self.ids else [self.ids[word] for word in text.split()]
+
     def row(self, text: str, pair: str | None, most: int | None) -> tuple[list[int], list[int]]:
-        first = [self.ids[word] for word in text.split()]
+        first = self.words(text)
         if pair is None:
             del first[10**9 if most is None else most - 2 :]
             return self.joined(first), [0] * (len(first) + 2)
-        second = [self.ids[word] for word in pair.split()]
+        second = self.words(pair)
         while most is not None and len(first) + len(second) > most - 3:
             (first if len(first) > len(second) else second).pop()
         types = [0] * (len(first) + 2) + [1] * (len(second) + 1)
@@ -134,6 +132,14 @@ def vocabulary(rng: np.random.Generator, words: int, continuations: int = 0) -> 
     pieces = [f"w{i}" for i in range(words)] + [f"##c{i}" for i in range(continuations)]
     pieces += SPECIAL
     return [pieces[i] for i in rng.permutation(len(pieces))]
+
+
+def instead_of(name: str) -> Callable[[Any], dict[str, Any]]:
+    """Return what makes the parts of a misconception: something wrong by the name of a part."""
+    return lambda wrong: {name: wrong}
+
+
+_masks, _pairs = instead_of("mask_tokens"), instead_of("sentence_pairs")
 
 
 # --- 6.1: mask tokens ---
@@ -210,11 +216,6 @@ class _UnknownChosen(Masking):
         return [i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id]
 
 
-class _PaddingAlone(Masking):
-    def spared_ids(self, tokenizer: Any) -> list[int]:
-        return [tokenizer.pad_token_id]
-
-
 class _Split(Masking):
     def __init__(self, **split: float) -> None:
         self.split = split
@@ -260,12 +261,6 @@ def _without_special(ids: Tensor, tokenizer: Any, inputs: Tensor, labels: Tensor
     others = torch.tensor(sorted(set(range(len(tokenizer))) - set(known.tolist())))
     changed = torch.isin(inputs, known) & (labels != -100) & (inputs != tokenizer.mask_token_id)
     return torch.where(changed, others[torch.randint(len(others), ids.shape)], inputs), labels
-
-
-def _from_the_batch(ids: Tensor, tokenizer: Any, inputs: Tensor, labels: Tensor):
-    kept = (labels == -100) | (inputs == tokenizer.mask_token_id) | (inputs == ids)
-    shuffled = ids.flatten()[torch.randperm(ids.numel())].view(ids.shape)
-    return torch.where(kept, inputs, shuffled), labels
 
 
 class _OneDraw(Masking):
@@ -377,11 +372,14 @@ def _masking_cases(rng: np.random.Generator) -> Iterator[Case]:
         inputs = {"pieces": pieces, "input_ids": ids, "words": words, **more}
         return Case(name, {**inputs, "seed": int(rng.integers(2**31))})
 
-    yield case("many tokens, 15% of them", 2000, 150, 22, 0)
-    yield case("many tokens, all of them", 2000, 200, 20, 0, probability=1.0)
-    yield case("whole words", 900, 120, 12, 20, whole_word=True)
     yield case("two generators with the same seed, and none", 6, 40, 5, 10, repeat=True)
     yield case("nothing but special tokens", 3, 8, 8, 0)
+    yield case("many tokens, 15% of them", 1500, 150, 22, 0)
+    yield case("many tokens, all of them", 1800, 180, 20, 0, probability=1.0)
+    yield case("whole words", 900, 120, 12, 20, whole_word=True)
+
+
+SHAPES, FEW_TEXTS = "shape and type of both", 200
 
 
 def _masking_probe(
@@ -404,12 +402,17 @@ def _masking_probe(
 
     if repeat:
         return _repeated(masked, seed)
+    if len(input_ids) > FEW_TEXTS:  # what is plainly wrong is found out in a few texts
+        texts = input_ids[:FEW_TEXTS], words[:FEW_TEXTS]
+        few = _masking_probe(part, pieces, *texts, seed, probability, whole_word)
+        if not all(few[law] in (0, "as asked", "some", True) for law in few if law != SHAPES):
+            return few
     options: dict[str, Any] = {"whole_word": True} if whole_word else {}
     if probability != 0.15:
         options["probability"] = probability
     inputs, labels = masked(seed, **options)
     found = {
-        "shape and type of both": [[list(x.shape), str(x.dtype)] for x in (inputs, labels)],
+        SHAPES: [[list(x.shape), str(x.dtype)] for x in (inputs, labels)],
         **_laws_of_masking(tokenizer, input_ids, inputs, labels),
     }
     chosen = labels != -100
@@ -525,10 +528,6 @@ def _of_words(
     }
 
 
-def _masks(wrong: Masking) -> dict[str, Any]:
-    return {"mask_tokens": wrong}
-
-
 MASK = Exercise(
     id="6.1",
     reference={"mask_tokens": Masking()},
@@ -548,12 +547,6 @@ MASK = Exercise(
             "Where [UNK] stands, nobody knows what stood there, and a model that learns to say "
             "[UNK] has learned to say nothing. It is one of `tokenizer.all_special_ids`.",
             _masks(_UnknownChosen()),
-        ),
-        Misconception(
-            "only padding is spared",
-            "[CLS], [SEP], [MASK] and [UNK] are no words either. "
-            "`tokenizer.all_special_ids` has all five.",
-            _masks(_PaddingAlone()),
         ),
         Misconception(
             "every chosen token becomes [MASK]",
@@ -605,8 +598,8 @@ MASK = Exercise(
         ),
         Misconception(
             "the same places are chosen in every text",
-            "A draw of shape [seq] serves all texts of the batch. Draw one number for each token: "
-            "`torch.rand(input_ids.shape)`.",
+            "A draw of shape [seq] serves all texts of the batch alike. Draw one number for "
+            "each token of each text: `torch.rand(input_ids.shape)`.",
             _masks(_SamePlaces()),
         ),
         Misconception(
@@ -620,12 +613,6 @@ MASK = Exercise(
             "It does no harm, but the contract says the whole vocabulary, as BERT's code and "
             "Transformers have it: `torch.randint(tokenizer.vocab_size, ...)`.",
             _masks(_Afterwards(_without_special)),
-        ),
-        Misconception(
-            "random pieces are taken from the batch",
-            "A word drawn from the texts is most often a frequent one. The contract says the whole "
-            "vocabulary, each piece as likely as any other: `torch.randint`.",
-            _masks(_Afterwards(_from_the_batch)),
         ),
         Misconception(
             "the generator is not used",
@@ -653,7 +640,8 @@ MASK = Exercise(
         ),
         Misconception(
             "only the first piece of a chosen word is hidden",
-            "The pieces with `##` that follow belong to the word: they are chosen with it.",
+            "The pieces with `##` that follow belong to the word, and in sight they would give "
+            "it away: they are chosen with it.",
             _masks(_FirstPieces()),
         ),
         Misconception(
@@ -730,15 +718,6 @@ class _Inverted2(Pairs):
         return int(not is_wrong)
 
 
-class _Truth(Pairs):
-    def label(self, is_wrong: bool) -> Any:
-        return not is_wrong
-
-
-class _OneThird(Pairs):
-    half = 1 / 3
-
-
 class _SameDocument(Pairs):
     def elsewhere(self, draws: np.random.Generator, homes: Any, starts: Any) -> Any:
         return draws.integers(starts[homes], starts[homes + 1])
@@ -747,12 +726,6 @@ class _SameDocument(Pairs):
 class _AnyDocument(Pairs):
     def elsewhere(self, draws: np.random.Generator, homes: Any, starts: Any) -> Any:
         other = draws.integers(len(starts) - 1, size=len(homes))
-        return draws.integers(starts[other], starts[other + 1])
-
-
-class _NextDocument(Pairs):
-    def elsewhere(self, draws: np.random.Generator, homes: Any, starts: Any) -> Any:
-        other = (homes + 1) % (len(starts) - 1)
         return draws.integers(starts[other], starts[other + 1])
 
 
@@ -815,15 +788,24 @@ def _pair_cases(rng: np.random.Generator) -> Iterator[Case]:
     def drawn(sizes: list[int], longest: int) -> list[list[int]]:
         return [rng.integers(1, longest + 1, size).tolist() for size in sizes]
 
-    yield case("thirty documents of 1,200 sentences", [1200] * 29 + [2000], 8)
     yield case("short and long sentences, some cut", drawn([5, 1, 8, 0, 3, 12], 14), 16)
     yield case("two documents, one of them without neighbors", drawn([4, 1], 3), 32)
     yield case("sentences in one document alone", drawn([4, 0], 3), 32)
     yield case("no document with two sentences", drawn([1, 1, 0], 3), 32)
+    yield case("thirty documents of 900 sentences", [900] * 29 + [1500], 16)
+
+
+FEW = [[5, 1, 14, 2], [13, 12, 3], [1, 1]]
+"""The words of the sentences of three documents, on which a wrong part is soon found out."""
 
 
 def _pair_probe(part: Any, lengths: list[Any], max_length: int, seed: int) -> dict[str, Any]:
     """`lengths`: for each document the words of each sentence, or the number of its sentences."""
+    if isinstance(lengths[0], int):
+        few = _pair_probe(part, FEW, max_length, seed)
+        broken = [law for law, n in few.items() if law.startswith("pairs ") and n != 0]
+        if broken:
+            return few  # then nothing need be counted
     sizes = [[1] * document if isinstance(document, int) else document for document in lengths]
     words = [f"w{i}" for i in range(sum(map(len, sizes)))]
     tokenizer, name = Pieces([*words, *SPECIAL]), iter(words)
@@ -903,10 +885,10 @@ def _laws_of_pairs(
 
 def _as_table(rows: list[Any], name: str) -> np.ndarray:
     """Lists of numbers as one array, -1 where a row has ended."""
-    lengths = np.array([len(row[name]) for row in rows])
+    columns = [row[name] for row in rows]
+    lengths = np.array(list(map(len, columns)))
     table = np.full((len(rows), lengths.max()), -1)
-    flat = [number for row in rows for number in row[name]]
-    table[np.arange(lengths.max()) < lengths[:, None]] = flat
+    table[np.arange(lengths.max()) < lengths[:, None]] = list(chain(*columns))
     return table
 
 
@@ -929,10 +911,6 @@ def _shares_of_pairs(true: Any, home: Any, first: Any, second: Any) -> dict[str,
     }
 
 
-def _pairs(wrong: Pairs) -> dict[str, Any]:
-    return {"sentence_pairs": wrong}
-
-
 PAIR = Exercise(
     id="6.2",
     reference={"sentence_pairs": Pairs()},
@@ -948,18 +926,6 @@ PAIR = Exercise(
             _pairs(_Inverted2()),
         ),
         Misconception(
-            "the label is True or False",
-            "cross-entropy wants whole numbers, and True would be 1, which says that B does not "
-            "follow A. Write 0 where it does and 1 where it does not.",
-            _pairs(_Truth()),
-        ),
-        Misconception(
-            "only a third of the pairs is true",
-            "Draw the label with probability 1/2. If one answer is more frequent, the model begins "
-            "by giving it always, and accuracies of different runs cannot be compared.",
-            _pairs(_OneThird()),
-        ),
-        Misconception(
             "wrong sentences come from the same document",
             "That is another task, and a harder one (ALBERT's, roughly). BERT draws from another "
             "document: the chapter looks at what that gives away.",
@@ -971,12 +937,6 @@ PAIR = Exercise(
             "sentence, with the label 1. Draw from the others: a number below `len(documents) - "
             "1`, plus 1 if it is not below A's.",
             _pairs(_AnyDocument()),
-        ),
-        Misconception(
-            "wrong sentences come from the document after A's",
-            "Neighboring documents are often about the same thing, and the last pairs all get "
-            "theirs from the first document. Each of the others must be as likely.",
-            _pairs(_NextDocument()),
         ),
         Misconception(
             "a wrong sentence is always the first of its document",
@@ -992,8 +952,8 @@ PAIR = Exercise(
         ),
         Misconception(
             "rng is not used",
-            "Draws from another generator make a run that nobody can repeat. All draws come from "
-            "`rng`: `rng.random()`, `rng.randrange`, `rng.choice`.",
+            "Draws from another generator make a run that nobody can repeat. All draws come "
+            "from the argument `rng`: `rng.random()`, `rng.randrange`, `rng.choice`.",
             _pairs(_OwnSeed()),
         ),
         Misconception(
@@ -1011,8 +971,9 @@ PAIR = Exercise(
         ),
         Misconception(
             "long pairs are not cut",
-            "No pair may have more than `max_length` tokens: the model has no more positions. "
-            "`tokenizer(first, second, truncation=True, max_length=max_length)`.",
+            "No pair may have more than `max_length` tokens, because the model has no more "
+            "positions. The tokenizer cuts: `tokenizer(first, second, truncation=True, "
+            "max_length=max_length)`.",
             _pairs(_NeverCut()),
         ),
         Misconception(
@@ -1125,7 +1086,8 @@ SCHEDULE = Exercise(
         ),
         Misconception(
             "the warm-up and the decay are multiplied",
-            "Two lines, one after the other: during the warm-up nothing decays.",
+            "They are two lines, one after the other, and not two factors: during the warm-up "
+            "nothing decays, and after it nothing is warmed up.",
             _changed(
                 lambda right, step, warmup, total: (
                     right * (1 - step / total) if step < warmup else right
@@ -1140,7 +1102,8 @@ SCHEDULE = Exercise(
         ),
         Misconception(
             "it falls below 0 after the last step",
-            "A negative learning rate climbs. Whoever trains on gets 0: `max(0.0, ...)`.",
+            "With a negative learning rate a step climbs, and the loss rises. Whoever trains "
+            "on after the last step gets 0: `max(0.0, ...)`.",
             _schedule(_without_floor),
         ),
         Misconception(
@@ -1230,11 +1193,6 @@ def _biases_decayed(model: nn.Module, weight_decay: float) -> list[dict[str, Any
     return _grouped(model, weight_decay, [nn.LayerNorm], [])
 
 
-def _always_decayed(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    groups = transformers_groups(model, weight_decay)
-    return [{**group, "weight_decay": weight_decay} for group in groups]
-
-
 def _tied_twice(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     first, second = transformers_groups(model, weight_decay)
     tied = dict(model.named_parameters(remove_duplicate=False))["decoder.weight"]
@@ -1294,14 +1252,6 @@ class _EpsInside(_Rewritten):
         return self.decayed(old, group) - group["lr"] * mean / (spread + group["eps"]).sqrt()
 
 
-class _EpsBefore(_Rewritten):
-    def moved(self, old: Tensor, gradient: Tensor, state: Any, group: Any) -> Tensor:
-        mean, spread = self.unbiased(state, group)
-        correction = (1 - group["betas"][1] ** float(state["step"])) ** 0.5
-        root = spread.sqrt() + group["eps"] / correction
-        return self.decayed(old, group) - group["lr"] * mean / root
-
-
 class _DecayWithoutRate(_Rewritten):
     def decayed(self, old: Tensor, group: Any) -> Tensor:
         return old * (1 - group["weight_decay"])
@@ -1314,11 +1264,6 @@ class _DecayLast(_Rewritten):
         return self.decayed(new, group)
 
 
-class _NoDecay(_Rewritten):
-    def decayed(self, old: Tensor, group: Any) -> Tensor:
-        return old
-
-
 class _BetasSwapped(torch.optim.AdamW):
     def __init__(
         self,
@@ -1329,12 +1274,6 @@ class _BetasSwapped(torch.optim.AdamW):
         weight_decay: float = 1e-2,
     ) -> None:
         super().__init__(params, lr, (betas[1], betas[0]), eps, weight_decay)
-
-
-class _Forgetful(torch.optim.AdamW):
-    def step(self, closure: Any = None) -> Any:
-        self.state.clear()
-        return super().step(closure)
 
 
 class _OneCount(torch.optim.AdamW):
@@ -1425,7 +1364,7 @@ class _L2(torch.optim.Adam):
 def _adam_cases(rng: np.random.Generator) -> Iterator[Case]:
     shapes = [(3, 5), (4,), (2, 3)]
 
-    def case(name: str, steps: int = 4, scale: float = 1.0, **more: Any) -> Case:
+    def case(name: str, steps: int = 3, scale: float = 1.0, **more: Any) -> Case:
         inputs = {
             "parameters": [normal(rng, *shape) for shape in shapes],
             "gradients": [
@@ -1440,14 +1379,14 @@ def _adam_cases(rng: np.random.Generator) -> Iterator[Case]:
         return Case(name, inputs | more)
 
     groups = [{"lr": 0.02, "weight_decay": 0.3}, {"weight_decay": 0.0, "betas": [0.7, 0.9]}]
-    yield case("four steps, default settings")
+    yield case("three steps, default settings")
     yield case("other settings", settings={"lr": 0.05, "betas": [0.8, 0.95], "weight_decay": 0.4})
     yield case("two groups with their own settings", groups=groups)
     yield case("tiny gradients, where eps counts", scale=1e-6, settings={"eps": 1e-6, "lr": 0.1})
-    yield case("a learning rate that changes", rates=[0.0, 0.01, 0.02, 0.005])
+    yield case("a learning rate that changes", rates=[0.0, 0.01, 0.005])
     yield case(
         "a parameter whose gradient comes and goes",
-        absent=[[1, 0], [1, 1], [2, 3]],
+        absent=[[1, 0], [1, 1], [2, 2]],
         settings={"lr": 0.02},
     )
     yield case("stopped, and gone on from its state_dict", resume=2)
@@ -1565,12 +1504,6 @@ OPTIMIZER = Exercise(
             _optimizing(_DecayLast),
         ),
         Misconception(
-            "nothing decays",
-            "That is Adam. The W stands for weight decay: multiply the parameter by "
-            "1 - lr * weight_decay.",
-            _optimizing(_NoDecay),
-        ),
-        Misconception(
             "m and v are not corrected",
             "Both start at 0, so in the first steps they are far too small: m is a tenth of the "
             "gradient, v a thousandth of its square. Divide by 1 - beta1**t and 1 - beta2**t. (The "
@@ -1579,7 +1512,8 @@ OPTIMIZER = Exercise(
         ),
         Misconception(
             "the count of steps is one too high",
-            "In the first step t is 1: after it, m / (1 - beta1) is the gradient itself.",
+            "In the first step t is 1, so that m / (1 - beta1) is the gradient itself. Count "
+            "up before you divide, and count once.",
             _optimizing(_CountedFromTwo),
         ),
         Misconception(
@@ -1595,22 +1529,10 @@ OPTIMIZER = Exercise(
             _optimizing(_EpsInside),
         ),
         Misconception(
-            "eps is added before the correction",
-            "sqrt(v) + eps, divided by the root of the correction, makes eps up to 30 times as "
-            "large in the first steps. Correct v first, then take the root, then add eps.",
-            _optimizing(_EpsBefore),
-        ),
-        Misconception(
             "the betas are exchanged",
             "beta1 = 0.9 belongs to the mean of the gradients, beta2 = 0.999 to that of their "
             "squares, which has to be steadier.",
             _optimizing(_BetasSwapped),
-        ),
-        Misconception(
-            "nothing is remembered from step to step",
-            "m and v are running means: they live in `self.state[parameter]`, a dict that is "
-            "empty when a parameter moves for the first time.",
-            _optimizing(_Forgetful),
         ),
         Misconception(
             "parameters without a gradient decay",
@@ -1621,13 +1543,13 @@ OPTIMIZER = Exercise(
         Misconception(
             "the learning rate of the beginning is used for ever",
             "A schedule writes a new rate into `param_groups` before each step. Read "
-            "`group['lr']` in `step`, not once in `__init__`.",
+            "`group['lr']` in `step`, not once and for all in `__init__`.",
             _optimizing(_FirstRate),
         ),
         Misconception(
             "all groups have the first one's settings",
-            "Each group has its own lr, betas, eps and weight_decay: read them inside the loop "
-            "over `self.param_groups`.",
+            "Each group has its own lr, betas, eps and weight_decay, and they may change: read "
+            "them inside the loop over `self.param_groups`.",
             _optimizing(_FirstGroup),
         ),
         Misconception(
@@ -1669,8 +1591,8 @@ OPTIMIZER = Exercise(
         ),
         Misconception(
             "a tied parameter is listed twice",
-            "It would move twice in every step. `model.named_parameters()` gives each parameter "
-            "once; `state_dict()` does not.",
+            "It would move twice in every step, and its means would be fed twice. "
+            "`model.named_parameters()` gives each parameter once; `state_dict()` does not.",
             _grouping(_tied_twice),
         ),
         Misconception(
@@ -1678,11 +1600,6 @@ OPTIMIZER = Exercise(
             "They have no gradient, so nothing moves them; but who counts what is trained, or "
             "keeps optimizer states, counts them too. Leave out those with requires_grad False.",
             _grouping(_frozen_too),
-        ),
-        Misconception(
-            "both groups decay",
-            "The second group's weight_decay is 0.0: that is what it is for.",
-            _grouping(_always_decayed),
         ),
     ),
     hints=(
@@ -1780,7 +1697,7 @@ class Loop:
         self.begin(run)
         was_training = model.training
         self.set_mode(model)
-        for step in range(self.first_step(run), settings.total_steps):
+        for step in range(run.step, settings.total_steps):
             micro_batches = [next(run.data) for _ in range(settings.accumulation_steps)]
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * self.rate(step, settings)
@@ -1789,8 +1706,8 @@ class Loop:
             self.keep(run)
             if on_step is not None:
                 on_step(step + 1, run.losses[-1])
-        self.leave_mode(model, was_training)
-        return self.returned(run)
+        model.train(was_training)
+        return run.losses
 
     # What a wrong version does in another way.
 
@@ -1800,14 +1717,8 @@ class Loop:
     def begin(self, run: Any) -> None:
         run.resume()
 
-    def first_step(self, run: Any) -> int:
-        return run.step
-
     def set_mode(self, model: nn.Module) -> None:
         model.train()
-
-    def leave_mode(self, model: nn.Module, was_training: bool) -> None:
-        model.train(was_training)
 
     def rate(self, step: int, settings: Any) -> float:
         return transformers_schedule(step, settings.warmup_steps, settings.total_steps)
@@ -1852,9 +1763,6 @@ class Loop:
 
     def keep(self, run: Any) -> None:
         run.save_if_due()
-
-    def returned(self, run: Any) -> list[float]:
-        return run.losses
 
 
 def joined(micro_batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -1902,13 +1810,6 @@ class _ByWordsAlone(_Apart):
         return [Share(share.words, share.words) for share in shares(batches)]
 
 
-class _LastOnly(_Apart):
-    def of_batches(self, model: nn.Module, batches: Any, scaler: Any, settings: Any) -> float:
-        if len(batches) == 1:
-            return super().of_batches(model, batches, scaler, settings)
-        return super().of_batches(model, batches[-1:], scaler, settings)
-
-
 class _NeverZeroed(Loop):
     def move(self, model: nn.Module, optimizer: Any, scaler: Any, settings: Any) -> None:
         kept = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
@@ -1920,12 +1821,6 @@ class _NeverZeroed(Loop):
 class _Unclipped(Loop):
     def clip(self, model: nn.Module, settings: Any) -> None:
         pass
-
-
-class _ClippedByValue(Loop):
-    def clip(self, model: nn.Module, settings: Any) -> None:
-        if settings.max_grad_norm is not None:
-            nn.utils.clip_grad_value_(model.parameters(), settings.max_grad_norm)
 
 
 class _ClippedOneByOne(Loop):
@@ -1964,24 +1859,6 @@ class _ModeKept(Loop):
         pass
 
 
-class _LeftInTraining(Loop):
-    def leave_mode(self, model: nn.Module, was_training: bool) -> None:
-        pass
-
-
-class _OneRound(Loop):
-    def pretrain(self, model: nn.Module, data: Any, settings: Any, on_step: Any = None) -> Any:
-        class Once:
-            read = False
-
-            def __iter__(self) -> Iterator[Any]:
-                if not self.read:
-                    self.read = True
-                    yield from data
-
-        return super().pretrain(model, Once(), settings, on_step)
-
-
 class _Precise(Loop):
     def autocast(self, device: torch.device, precision: str) -> Any:
         return super().autocast(device, "float32")
@@ -2006,20 +1883,6 @@ class _NeverRead(Loop):
 class _NeverKept(Loop):
     def keep(self, run: Any) -> None:
         pass
-
-
-class _StepsFromZero(Loop):
-    def first_step(self, run: Any) -> int:
-        return 0
-
-
-class _NewLosses(Loop):
-    def begin(self, run: Any) -> None:
-        super().begin(run)
-        self.before = run.step
-
-    def returned(self, run: Any) -> list[float]:
-        return run.losses[self.before :]
 
 
 class _OldGenerators(Loop):
@@ -2054,12 +1917,6 @@ class _Steps:
         (loss if scaler is None else scaler.scale(loss)).backward()
         return loss
 
-    def scaled(self, model: nn.Module, batch: Any, scaler: Any = None, *more: Any) -> Tensor:
-        loss = model(**batch).loss
-        loss = loss if scaler is None else scaler.scale(loss)
-        loss.backward()
-        return loss.detach()
-
     def unscaled(self, model: nn.Module, batch: Any, scaler: Any = None, *more: Any) -> Tensor:
         return torch_step(model, batch, None, *more)
 
@@ -2069,9 +1926,6 @@ class _Steps:
 
     def number(self, model: nn.Module, batch: Any, scaler: Any = None, *more: Any) -> float:
         return torch_step(model, batch, scaler, *more).item()
-
-    def forward_only(self, model: nn.Module, batch: Any, scaler: Any = None, *more: Any) -> Tensor:
-        return model(**batch).loss.detach()
 
 
 def _guesser_state(rng: np.random.Generator, words: int = 19, hidden: int = 6) -> dict[str, Tensor]:
@@ -2107,15 +1961,16 @@ def _training_cases(rng: np.random.Generator) -> Iterator[Case]:
         return [_micro_batch(rng, lengths, labelled, pairs) for lengths, labelled in shapes]
 
     plain = batches(([5, 3], 3), ([4, 4, 2], 4))
+    yield case("a step by itself, without a scaler and with one", plain[:1], one=True)
     clipped = {"warmup_steps": 2, "max_grad_norm": 0.1, "total_steps": 4}
     yield case("two micro-batches in turn, warm-up, a short gradient", plain, settings=clipped)
     unlike = batches(([6], 1), ([7, 5, 6, 3], 14), ([4, 2], 3), ([3], 0), ([5, 5], 2))
-    three = {"accumulation_steps": 3, "max_grad_norm": None, "warmup_steps": 1}
+    three = {"accumulation_steps": 3, "max_grad_norm": None, "total_steps": 2}
     yield case("three micro-batches with unlike numbers of labels make one", unlike, settings=three)
     both = batches(([6, 5], 1), ([4], 4), ([5, 3, 3], 6), pairs=True)
     together = {"accumulation_steps": 3, "total_steps": 2, "max_grad_norm": None}
     yield case("words and pairs, three micro-batches in one", both, settings=together)
-    stopped = {"total_steps": 5, "checkpoint_every": 2, "warmup_steps": 1}
+    stopped = {"total_steps": 4, "checkpoint_every": 2, "warmup_steps": 1}
     parts = batches(([5, 4], 3), ([6], 2), ([3, 4], 4))
     yield case("stopped after step 3, and gone on", parts, settings=stopped, stop=3)
     yield case("bf16", plain, settings={"precision": "bf16", "total_steps": 2}, kinds=True)
@@ -2182,8 +2037,12 @@ def _training_probe(
     dropout: float = 0.0,
     stop: int | None = None,
     kinds: bool = False,
+    one: bool = False,
 ) -> dict[str, Any]:
     from bertlab.pretraining import PretrainingSettings
+
+    if one:
+        return _of_one_step(part, state, data[0])
 
     chosen = PretrainingSettings(**settings)
     if not data:
@@ -2218,7 +2077,6 @@ def _training_probe(
         "weight decays": notes[0]["decays"] if notes else {},
         "gradient of the first step": notes[0]["gradient"] if notes else None,
         "loss of the first batch afterwards": _loss_of(model, data[0]),
-        **_of_one_step(part, state, data[0]),
     }
 
 
@@ -2254,12 +2112,26 @@ def _gradient(model: nn.Module) -> Tensor:
     ).clone()
 
 
+def alike(ours: Tensor, theirs: Tensor) -> bool:
+    """Equal but for rounding: a product of matrices may round otherwise at another place in memory.
+
+    What is forgotten at a stop (moments, the state of a generator) moves weights a thousandfold.
+    """
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def _stopped_and_gone_on(
     part: Any, state: dict[str, Tensor], data: Any, settings: dict[str, Any], stop: int
 ) -> dict[str, Any]:
     """What becomes of a run that is stopped."""
     with tempfile.TemporaryDirectory() as folder:
-        run = partial(_until, part, state, Drawn(data), settings)
+        drawn = Drawn(data)
+        run = partial(
+            _until,
+            lambda model, chosen, on_step: part.pretrain(model, drawn, chosen, on_step),
+            lambda: Guesser(state, dropout=0.3).train(),
+            settings,
+        )
         whole, losses, _ = run(1, Path(folder, "whole"))
         run(1, Path(folder, "parts"), stop)
         is_there = Path(folder, "parts").exists()
@@ -2267,8 +2139,8 @@ def _stopped_and_gone_on(
     parameters = zip(whole.parameters(), gone_on.parameters(), strict=True)
     return {
         "a checkpoint is there when it is stopped": is_there,
-        "the same weights as without a stop": all(torch.equal(*pair) for pair in parameters),
-        "the same losses as without a stop": all_losses == losses,
+        "the same weights as without a stop": all(alike(*pair) for pair in parameters),
+        "the same losses as without a stop": alike(*map(torch.tensor, (all_losses, losses))),
         "losses that are returned": len(all_losses),
         "what was read after going on": gone_on.read,
         "the optimizer remembers what was before": bool(notes) and notes[0]["remembers"],
@@ -2276,13 +2148,7 @@ def _stopped_and_gone_on(
 
 
 def _until(
-    part: Any,
-    state: dict[str, Tensor],
-    data: Any,
-    settings: dict[str, Any],
-    seed: int,
-    checkpoint: Path,
-    stop: int | None = None,
+    train: Any, new: Any, settings: dict[str, Any], seed: int, file: Path, stop: int | None = None
 ) -> tuple[Any, Any, Any]:
     """Train a new model until it is stopped; return it, its losses and what was noted."""
     from bertlab.pretraining import PretrainingSettings
@@ -2293,11 +2159,10 @@ def _until(
 
     for seeded in (torch.manual_seed, random.seed, np.random.seed):
         seeded(seed)
-    model = Guesser(state, dropout=0.3).train()
-    chosen = PretrainingSettings(**settings, checkpoint=checkpoint)
+    model, chosen = new(), PretrainingSettings(**settings, checkpoint=file)
     losses = None
     with watched_optimizers(model) as notes, suppress(Stopped):
-        losses = part.pretrain(model, data, chosen, on_step)
+        losses = train(model, chosen, on_step)
     return model, losses, notes
 
 
@@ -2332,15 +2197,9 @@ LOOP = Exercise(
             _looping(_ByWordsAlone()),
         ),
         Misconception(
-            "only the last micro-batch of a step counts",
-            "Gradients are added up by `backward` until somebody sets them to 0. That is once a "
-            "step, after the optimizer has moved, not before each micro-batch.",
-            _looping(_LastOnly()),
-        ),
-        Misconception(
             "gradients are never set to 0",
-            "They add up over all steps. Call `optimizer.zero_grad()` after each step of the "
-            "optimizer.",
+            "They add up over all steps, so that each step follows the gradients of all before "
+            "it. Call `optimizer.zero_grad()` after each step of the optimizer.",
             _looping(_NeverZeroed()),
         ),
         Misconception(
@@ -2351,15 +2210,9 @@ LOOP = Exercise(
             _looping(_Unclipped()),
         ),
         Misconception(
-            "each number of the gradient is cut off by itself",
-            "`clip_grad_value_` changes the gradient's direction. `clip_grad_norm_` keeps it and "
-            "changes the length.",
-            _looping(_ClippedByValue()),
-        ),
-        Misconception(
             "each parameter's gradient is shortened by itself",
-            "`max_grad_norm` is the length of all gradients together, as one long vector: one call "
-            "with all parameters.",
+            "`max_grad_norm` bounds the length of all gradients together, as one long vector, "
+            "which keeps its direction: one call with all parameters.",
             _looping(_ClippedOneByOne()),
         ),
         Misconception(
@@ -2371,19 +2224,21 @@ LOOP = Exercise(
         ),
         Misconception(
             "the learning rate stays the same",
-            "Before each step, write `learning_rate * warmup_linear(steps done, warmup_steps, "
-            "total_steps)` into every group's `lr`.",
+            "The schedule has to be told to somebody. Before each step, write `learning_rate * "
+            "warmup_linear(steps done, warmup_steps, total_steps)` into every group's `lr`.",
             _looping(_ConstantRate()),
         ),
         Misconception(
             "the schedule is one step ahead",
-            "`warmup_linear` counts the steps that are done: before the first it is given 0.",
+            "`warmup_linear` counts the steps that are done, not the one that is about to be "
+            "made: before the first step it is given 0.",
             _looping(_RateFromOne()),
         ),
         Misconception(
             "biases decay",
-            "Give the optimizer the two groups of exercise 6.4: "
-            "`parameter_groups(model, settings.weight_decay)`.",
+            "Biases and the gains of norms have no reason to shrink towards 0. Give the "
+            "optimizer the two groups of exercise 6.4: `parameter_groups(model, "
+            "settings.weight_decay)`.",
             _looping(_OneGroup()),
         ),
         Misconception(
@@ -2393,21 +2248,9 @@ LOOP = Exercise(
             _looping(_ModeKept()),
         ),
         Misconception(
-            "the model is left in training mode",
-            "Who evaluates it next would do so with dropout. Remember `model.training` and put it "
-            "back.",
-            _looping(_LeftInTraining()),
-        ),
-        Misconception(
-            "data is read only once",
-            "`data` is read from the beginning again when it ends, until total_steps are done. "
-            "`MicroBatches`, given below, does that: `next(run.data)`.",
-            _looping(_OneRound()),
-        ),
-        Misconception(
             "the precision is not looked at",
-            "The forward pass runs inside `autocast_for(device, settings.precision)`, given below. "
-            "Without it everything is float32, and takes its time.",
+            "The forward pass runs inside `autocast_for(device, settings.precision)`, which is "
+            "given below. Without it everything is computed in float32, and takes its time.",
             _looping(_Precise()),
         ),
         Misconception(
@@ -2427,17 +2270,6 @@ LOOP = Exercise(
             "Then there is nothing to go on from. Call `run.save_if_due()` at the end of each "
             "step, when the loss is in `run.losses`.",
             _looping(_NeverKept()),
-        ),
-        Misconception(
-            "a resumed run counts its steps from 0",
-            "It takes all steps once more, with a new warm-up. Begin at `run.step`.",
-            _looping(_StepsFromZero()),
-        ),
-        Misconception(
-            "a resumed run returns its own losses only",
-            "The curve of a run is that of all its steps: `run.losses` has those before the stop "
-            "too.",
-            _looping(_NewLosses()),
         ),
         Misconception(
             "the generators are not put back",
@@ -2460,38 +2292,27 @@ LOOP = Exercise(
         ),
         Misconception(
             "a step returns its loss with the graph",
-            "As long as somebody holds that number, PyTorch holds what it was computed from. "
-            "`loss.detach()` is the number alone.",
+            "As long as somebody holds that number, PyTorch holds everything that it was "
+            "computed from. `loss.detach()` is the number alone.",
             {"training_step": _Steps().with_graph},
         ),
         Misconception(
-            "a step returns the scaled loss",
-            "The scale is there for the gradients alone. Differentiate `scaler.scale(loss)`, and "
-            "return the loss.",
-            {"training_step": _Steps().scaled},
-        ),
-        Misconception(
             "a step ignores its scaler",
-            "In float16 small gradients become 0. `scaler.scale(loss).backward()` computes them "
-            "multiplied by a large number.",
+            "In float16 small gradients become 0. `scaler.scale(loss).backward()` computes "
+            "them multiplied by a large number, which is taken out again before the step.",
             {"training_step": _Steps().unscaled},
         ),
         Misconception(
             "a step sets the gradients to 0",
-            "Then no batch can be larger than a micro-batch: a step adds its gradient to those "
-            "that are there.",
+            "Then no batch can be larger than a micro-batch, because each one forgets the "
+            "others: a step adds its gradient to those that are there.",
             {"training_step": _Steps().zeroed},
         ),
         Misconception(
             "a step returns a Python number",
-            "`.item()` makes the processor wait for the GPU in every micro-batch. Return the "
-            "detached tensor.",
+            "`.item()` makes the processor wait for the GPU in every micro-batch, which costs "
+            "more than it says. Return the detached tensor instead.",
             {"training_step": _Steps().number},
-        ),
-        Misconception(
-            "a step does not compute gradients",
-            "Without `backward()` nothing is learned.",
-            {"training_step": _Steps().forward_only},
         ),
     ),
     hints=(
@@ -2603,21 +2424,11 @@ class _InOrder(Adaptation):
         return list(range(len(pieces)))
 
 
-class _DrawnWithRepeats(Adaptation):
-    def order(self, pieces: list[list[int]], generator: torch.Generator) -> list[int]:
-        return torch.randint(len(pieces), (len(pieces),), generator=generator).tolist()
-
-
 class _Unseeded(Adaptation):
     def generator(self, settings: Any) -> torch.Generator:
         generator = torch.Generator()
         generator.seed()
         return generator
-
-
-class _FixedSeed2(Adaptation):
-    def generator(self, settings: Any) -> torch.Generator:
-        return torch.Generator().manual_seed(0)
 
 
 class _CutOff(Adaptation):
@@ -2656,11 +2467,6 @@ class _LastDropped(Adaptation):
         return [part for part in super().parts(order, settings) if len(part) == settings.batch_size]
 
 
-class _OneByOne(Adaptation):
-    def parts(self, order: list[int], settings: Any) -> list[list[int]]:
-        return [[i] for i in order]
-
-
 class _NothingHidden(Adaptation):
     def masked(self, ids: Tensor, tokenizer: Any, generator: Any) -> tuple[Tensor, Tensor]:
         special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
@@ -2676,9 +2482,9 @@ def _adapt_cases(rng: np.random.Generator) -> Iterator[Case]:
         state = _guesser_state(rng, len(pieces), 4)
         return Case(name, {"pieces": pieces, "texts": texts, "settings": settings, "state": state})
 
-    sizes = rng.permutation(np.resize([9, 8, 7, 6, 5], 26)).tolist()
-    two_rounds = {"batch_size": 3, "max_length": 12, "total_steps": 18}
-    yield case("twenty-six texts, three a batch, two rounds", sizes, **two_rounds)
+    sizes = rng.permutation(np.resize([9, 8, 7, 6, 5], 22)).tolist()
+    two_rounds = {"batch_size": 5, "max_length": 12, "total_steps": 10}
+    yield case("twenty-two texts, five a batch, two rounds", sizes, **two_rounds)
     cut = {"batch_size": 4, "max_length": 8, "total_steps": 6}
     yield case("texts that are too long", [25, 4, 13, 1, 9], **cut)
     more = {"accumulation_steps": 2, "max_length": 16, "batch_size": 2}
@@ -2735,7 +2541,9 @@ def _adapt_probe(
     if length < 20:  # few texts may look the same by chance
         return found
     other = Listener(state)
-    part.adapt(other, tokenizer, texts, AdaptationSettings(**{**settings, "seed": 4321}))
+    part.adapt(
+        other, tokenizer, texts, AdaptationSettings(**{**settings, "seed": 4321, "total_steps": 1})
+    )
     masks: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
     for row, places in zip(rows, chosen_places, strict=True):
         masks.setdefault(tuple(row), set()).add(places)
@@ -2744,7 +2552,7 @@ def _adapt_probe(
         "the second round is in another order": first[: len(second)] != second,
         "the texts are shuffled": first != _as_given(rows, texts, tokenizer),
         "masks are drawn anew": any(len(places) > 1 for places in masks.values()),
-        "another seed gives another": not _equal_calls(model.calls, other.calls),
+        "another seed gives another": not _equal_calls(begun, other.calls),
     }
 
 
@@ -2833,21 +2641,10 @@ ADAPT = Exercise(
             _adapting(_InOrder()),
         ),
         Misconception(
-            "texts are drawn with repeats",
-            "In a round some come three times and a third of them not at all. A round reads each "
-            "once: `torch.randperm`.",
-            _adapting(_DrawnWithRepeats()),
-        ),
-        Misconception(
             "the seed is not used",
             "Two runs with the same settings must see the same. Make a generator with "
             "`settings.seed`, and draw everything from it.",
             _adapting(_Unseeded()),
-        ),
-        Misconception(
-            "the seed is always 0",
-            "Who wants to know how much is chance runs several seeds: `settings.seed`.",
-            _adapting(_FixedSeed2()),
         ),
         Misconception(
             "what is too long is cut off",
@@ -2857,7 +2654,8 @@ ADAPT = Exercise(
         ),
         Misconception(
             "long texts are not cut",
-            "They do not fit: `max_length` is what the model, or the memory, can take.",
+            "They do not fit: `max_length` is what the model, or the memory, can take. Cut the "
+            "ids into stretches, so that no word is lost.",
             _adapting(_TooLong()),
         ),
         Misconception(
@@ -2869,8 +2667,8 @@ ADAPT = Exercise(
         ),
         Misconception(
             "[CLS] and [SEP] are left out",
-            "The model has never seen a text without them. Every piece begins with [CLS] and ends "
-            "with [SEP].",
+            "The model has never seen a text without them. Every piece of a text begins with "
+            "[CLS] and ends with [SEP], as in pretraining.",
             _adapting(_WithoutEnds()),
         ),
         Misconception(
@@ -2886,15 +2684,9 @@ ADAPT = Exercise(
             _adapting(_LastDropped()),
         ),
         Misconception(
-            "batch_size is not looked at",
-            "One text at a time keeps the processor waiting, and each step follows one text's "
-            "whim. Put `settings.batch_size` texts into a batch.",
-            _adapting(_OneByOne()),
-        ),
-        Misconception(
             "nothing is hidden",
-            "With labels at every place and nothing masked the model has only to copy. The labels "
-            "come from mask_tokens.",
+            "With labels at every place and nothing masked, the model has only to copy what it "
+            "reads. Inputs and labels come from mask_tokens.",
             _adapting(_NothingHidden()),
         ),
     ),
@@ -3087,34 +2879,27 @@ CLINIC = Exercise(
             ),
         ),
         Misconception(
-            "only tokens that were changed keep their labels",
-            "A tenth of the chosen tokens is left as it is, and has a label all the same: "
-            "otherwise the model could trust every word it sees. Use `chosen`.",
-            _relabelled(
-                lambda batch, chosen: batch["labels"].masked_fill(
-                    batch["input_ids"] == batch["labels"], -100
-                )
-            ),
-        ),
-        Misconception(
             "the chosen places lose their labels",
-            "It is the wrong way round: where `chosen` is True the label stays.",
+            "It is the wrong way round: where `chosen` is True the label stays, and everywhere "
+            "else it becomes -100, which the loss does not look at.",
             _relabelled(lambda batch, chosen: batch["labels"].masked_fill(chosen, -100)),
         ),
         Misconception(
             "labels are 0 elsewhere",
-            "0 is an id, and the model would learn to answer with it. Cross-entropy ignores -100.",
+            "0 is an id like any other, that of [PAD], and the model would learn to answer "
+            "with it. Cross-entropy looks away at -100.",
             _relabelled(lambda batch, chosen: batch["labels"].masked_fill(~chosen, 0)),
         ),
         Misconception(
             "the batch is changed in place",
-            "The original ids are gone for whoever holds the batch. Return a new dict with new "
-            "labels.",
+            "The original ids are gone for whoever holds the batch and wants to read it again. "
+            "Return a new dict, with new labels.",
             {"mend_labels": _in_place},
         ),
         Misconception(
             "what else is in the batch is lost",
-            "There may be token types and labels of pairs. `{**batch, 'labels': ...}` keeps them.",
+            "There may be token types, a mask and labels of pairs, and the model needs them, "
+            "too. `{**batch, 'labels': ...}` keeps all of them.",
             {"mend_labels": _labels_alone},
         ),
         Misconception(
@@ -3126,28 +2911,32 @@ CLINIC = Exercise(
         ),
         Misconception(
             "a tensor comes back",
-            "The contract says a float: `.item()` or `float(...)`.",
+            "The contract says a float, because a tensor may keep its graph and its place on "
+            "the GPU: `.item()` or `float(...)` gives the number.",
             {"mend_evaluation": _as_a_tensor},
         ),
         Misconception(
             "the model is left in eval mode",
-            "The mode is not yours to change here: if it is in training mode, somebody is "
-            "training.",
+            "The mode is not yours to change here: if the model is in training mode, somebody "
+            "is training it and goes on afterwards.",
             {"mend_evaluation": _left_in_eval},
         ),
         Misconception(
             "the losses are summed up",
-            "The mean was asked for: divide by the number of batches.",
+            "The mean was asked for, which does not grow with the number of batches: divide "
+            "the sum by how many there were.",
             {"mend_evaluation": _sum_of_losses},
         ),
         Misconception(
             "only the last batch counts",
-            "A variable that is overwritten in the loop holds the last loss. Add up.",
+            "A variable that is overwritten in the loop holds the loss of the last batch when "
+            "the loop ends. Add them up on the way.",
             {"mend_evaluation": _last_loss},
         ),
         Misconception(
             "the batches must be a list",
-            "They may be made one by one, and then there is no `len`. Count them as they come.",
+            "They may be made one by one, as they are asked for, and then there is no `len`. "
+            "Count them as they come.",
             {"mend_evaluation": _counted},
         ),
         Misconception(

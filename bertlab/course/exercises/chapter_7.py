@@ -1015,12 +1015,19 @@ def _head_probe(part_name: str, vector: str) -> Callable[..., dict[str, Any]]:
     return probe
 
 
+_sequence_probe = _head_probe("SequenceClassifier", "pooler_output")
+
+
+def _classify_probe(part: Any, **inputs: Any) -> dict[str, Any]:
+    return _sequence_probe(part, **inputs)
+
+
 CLASSIFY = Exercise(
     id="7.2",
     reference={"SequenceClassifier": SequenceClassifier},
     reference_name="transformers.BertForSequenceClassification",
     cases=_head_cases("classifier", tokens=False),
-    probe=_head_probe("SequenceClassifier", "pooler_output"),
+    probe=_classify_probe,
     misconceptions=(
         Misconception(
             "the pooler is skipped",

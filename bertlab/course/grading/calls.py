@@ -5,6 +5,7 @@ test wants to use again is kept under a number: the objects stay here, the numbe
 """
 
 import dataclasses
+import importlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,11 @@ def put(parts: Any, target: Any, value: Any) -> None:
     """Replace an attribute of a kept object."""
     number, path = target
     *outer, name = path.split(".")
-    setattr(at(KEPT[number], ".".join(outer)), name, given(parts, value))
+    holder = at(KEPT[number], ".".join(outer))
+    if isinstance(holder, dict):
+        holder[name] = given(parts, value)
+    else:
+        setattr(holder, name, given(parts, value))
 
 
 def same(parts: Any, first: Any, second: Any) -> bool:
@@ -121,15 +126,53 @@ def forget(parts: Any, numbers: list[int]) -> None:
         KEPT.pop(number, None)
 
 
+class Witness:
+    """A callback, a hook or a model that notes what it is called with.
+
+    Args:
+        answer: what it returns.
+        stop: the number of the call that ends in an `InterruptedError`; 0 for none.
+
+    Attributes:
+        calls: the arguments of each call, those with a name last, as a dict. Instead of a module
+            there is its mode: True in training.
+    """
+
+    def __init__(self, answer: Any = None, stop: int = 0) -> None:
+        self.answer, self.stop = answer, stop
+        self.calls: list[list[Any]] = []
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.calls.append([noted(x) for x in arguments] + ([noted(options)] if options else []))
+        if len(self.calls) == self.stop:
+            raise InterruptedError("stopped")
+        return self.answer
+
+
+def noted(value: Any) -> Any:
+    """A value as it is now, whatever becomes of it."""
+    if isinstance(value, nn.Module):
+        return value.training
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    value = plain(value)
+    if isinstance(value, (list, tuple)):
+        return [noted(item) for item in value]
+    if isinstance(value, dict):
+        return {key: noted(item) for key, item in value.items()}
+    return value
+
+
 # --- what the functions above share ---
 
 
 def found(parts: Any, target: Any) -> Any:
-    """What a target names: a part, something of PyTorch, or a path in a kept object."""
+    """What a target names: a part, something of another module, or a path in a kept object."""
     if not isinstance(target, str):
         number, path = target
         return at(KEPT[number], path)
-    return at(torch, target.removeprefix("torch.")) if "." in target else getattr(parts, target)
+    module, _, name = target.rpartition(".")
+    return getattr(importlib.import_module(module) if module else parts, name)
 
 
 def at(thing: Any, path: str) -> Any:
@@ -177,7 +220,10 @@ def is_float(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A dataclass as a dict of its fields; everything else as it is."""
+    """A dataclass or a named tuple as a dict of its fields; everything else as it is."""
+    names = getattr(value, "_fields", None)
+    if isinstance(value, tuple) and names:
+        return dict(zip(names, value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return value

@@ -28,6 +28,10 @@ from bertlab.course.grading import calls, wire
 from bertlab.course.grading.sandbox import SessionFailed
 
 CALLS = calls.__name__
+#: Before the name of a class in an exercise's file that its probe uses: ``"chapter_6.Guesser"``.
+HELPERS = "bertlab.course.exercises."
+#: What a target begins with that is none of the submission's.
+OUTSIDE = ("torch.", "random.", "bertlab.course.")
 _numbers = itertools.count()
 
 
@@ -200,9 +204,19 @@ class Submission:
     def make(self, target: str, *arguments: Any, **options: Any) -> Kept:
         """Call a class or function and keep what it returns.
 
-        `target` may also be PyTorch's, such as ``"torch.nn.Embedding"``.
+        `target` may also be PyTorch's or Python's, such as ``"torch.nn.Embedding"`` or
+        ``"random.Random"``, or what the exercise's probe uses (`HELPERS`).
         """
         return self._keeping("call", target=target, arguments=list(arguments), options=options)
+
+    def witness(self, answer: Any = None, stop: int = 0) -> Kept:
+        """Keep a callback or hook that notes its arguments: ``.get("calls")``.
+
+        Args:
+            answer: what it returns.
+            stop: the number of the call that ends in an `InterruptedError`; 0 for none.
+        """
+        return self.make(f"{CALLS}.Witness", answer, stop)
 
     def folder(self, files: dict[str, bytes] | None = None) -> Kept:
         """Make a folder in the sandbox with these files; where it is handed on it is a path."""
@@ -357,7 +371,7 @@ class Submission:
 
 def _name_of(target: str, targets: list[str]) -> str:
     """What a target is called where it arrives; `targets` collects those of the submission."""
-    if target.startswith("torch."):
+    if target.startswith(OUTSIDE):
         return target
     targets.append(target)
     return target.split(".", 1)[1]

@@ -7,6 +7,8 @@ that takes what is broken and returns it mended.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # chapter 1 does not need PyTorch
+    from collections.abc import Iterable, Mapping
+
     from torch import Tensor
 
 
@@ -129,3 +131,49 @@ def mend_tie(model: Any) -> None:
     """
     raise NotImplementedError("exercise 5.7")
 # --- end of exercise 5.7 ---
+
+
+# --- exercise 6.7: clinic: frequent words only, and memory without end ---
+def mend_labels(batch: "Mapping[str, Tensor]", chosen: "Tensor") -> "dict[str, Tensor]":
+    """Return a batch from which a masked language model learns to guess.
+
+    The patient: an MLM whose loss fell to almost nothing within minutes. Asked for a hidden word,
+    it says "the" or a comma, whatever the sentence. Its batches have in `labels` what stood there,
+    at every place of every text, padding included. Import what you need inside the function.
+
+    Args:
+        batch: what the model is called with: ``input_ids``, ``attention_mask`` and ``labels``, each
+            ``[batch, seq]``, and perhaps others. Not changed.
+        chosen: boolean ``[batch, seq]``, True where exercise 6.1's function chose a token: what
+            became ``[MASK]``, what became another piece, and what was left as it is.
+
+    Returns:
+        A new dict with labels as exercise 6.1 makes them, and all else as it was.
+    """
+    raise NotImplementedError("exercise 6.7")
+
+
+def mend_evaluation(model: Any, batches: "Iterable[Mapping[str, Tensor]]") -> float:
+    """Return the mean loss of batches, however many there are.
+
+    The patient: an evaluation that is killed for lack of memory, sooner the more batches it is
+    given::
+
+        total, count = 0, 0
+        for batch in batches:
+            total = total + model(**batch).loss
+            count = count + 1
+        return total / count
+
+    Import what you need inside the function.
+
+    Args:
+        model: called as ``model(**batch)``, it returns an object with ``loss``; its mode and its
+            gradients are left as they are.
+        batches: one or more, perhaps made one by one as they are asked for.
+
+    Returns:
+        The same mean as a float, with no more memory than two batches need.
+    """
+    raise NotImplementedError("exercise 6.7")
+# --- end of exercise 6.7 ---

@@ -1,0 +1,18 @@
+"""Experiments are cut short where a test asks for it, and nowhere else."""
+
+import pytest
+
+from bertlab.course.budget import shortened
+
+
+@pytest.mark.parametrize(("count", "short"), [(400, 40), (15, 2), (2, 2), (1, 1)])
+def test_a_tenth_where_it_is_asked_for(monkeypatch, count, short):
+    monkeypatch.delenv("BERTLAB_SHORT", raising=False)
+    assert shortened(count) == count
+    monkeypatch.setenv("BERTLAB_SHORT", "1")
+    assert shortened(count) == short
+
+
+def test_nothing_is_not_a_number_of_steps():
+    with pytest.raises(ValueError, match="count is 0"):
+        shortened(0)
