@@ -1,13 +1,16 @@
 """What was made smaller computes what it should, loads again, and is measured honestly."""
 
 import copy
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bertlab.course.exercises import chapter_8
@@ -131,18 +134,57 @@ def test_an_int8_layer_computes_what_its_int8_stand_for(compression, per_channel
     torch.testing.assert_close(layer(x[0, 0]), layer(x)[0, 0])
 
 
-def test_torchao_makes_the_same_int8(compression):
-    primitives = chapter_8._torchao()
-    weight = torch.randn(30, 64)
-    scale, zero_point = primitives.choose_qparams_affine(
-        weight, primitives.MappingType.ASYMMETRIC, (1, 64), torch.int8, keepdim=True
-    )
-    theirs = primitives.quantize_affine(weight, (1, 64), scale, zero_point, torch.int8)
-    int8, our_scale, our_zero_point = compression.quantize_int8(weight)
-    torch.testing.assert_close(our_scale, scale)
-    assert torch.equal(our_zero_point, zero_point.int())
-    differing = (int8.int() - theirs.int()).abs()
-    assert differing.max() <= 1 and differing.float().mean() < 1e-3  # a tie, or nearly one
+#: Run beside torchao, which stands apart: Transformers would import it where it is installed.
+BY_TORCHAO = """
+import sys
+from safetensors.torch import load_file, save_file
+sys.path.insert(0, sys.argv[1])
+from torchao.quantization import quant_primitives as torchao
+import torch
+weight = load_file(sys.argv[2])["weight"]
+ranges = {"rows": (1, weight.shape[1]), "all": tuple(weight.shape)}
+made = {}
+for name, block in ranges.items():
+    kind = torchao.MappingType.ASYMMETRIC
+    scale, zero = torchao.choose_qparams_affine(weight, kind, block, torch.int8, keepdim=True)
+    int8 = torchao.quantize_affine(weight, block, scale, zero, torch.int8)
+    made |= {f"{name} int8": int8, f"{name} scale": scale, f"{name} zero_point": zero.int()}
+save_file(made, sys.argv[3])
+"""
+
+
+@pytest.mark.skipif("BERTLAB_TORCHAO" not in os.environ, reason="BERTLAB_TORCHAO is not set")
+def test_torchao_makes_the_same_int8(compression, tmp_path):
+    weight = torch.randn(30, 64) + torch.linspace(-4, 4, 30)[:, None]
+    save_file({"weight": weight}, tmp_path / "weight.safetensors")
+    files = [str(tmp_path / f"{name}.safetensors") for name in ("weight", "made")]
+    command = [sys.executable, "-c", BY_TORCHAO, os.environ["BERTLAB_TORCHAO"], *files]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    theirs = load_file(tmp_path / "made.safetensors")
+    for name, per_channel in (("rows", True), ("all", False)):
+        int8, scale, zero_point = compression.quantize_int8(weight, per_channel)
+        torch.testing.assert_close(scale, theirs[f"{name} scale"])
+        assert torch.equal(zero_point, theirs[f"{name} zero_point"])
+        assert alike(int8, theirs[f"{name} int8"])
+        cut_off = ((weight / scale).trunc() + zero_point).clamp(-128, 127)
+        assert not alike(cut_off, theirs[f"{name} int8"])
+
+
+def alike(first, second):
+    """Whether int8 are the same, but for a tie, or nearly one."""
+    differing = (first.int() - second.int()).abs()
+    return differing.max() <= 1 and differing.float().mean() < 1e-3
+
+
+def test_onnx_runtime_makes_the_same_int8(compression):
+    torch.manual_seed(3)
+    weight = torch.randn(2000, 33) * torch.logspace(-6, 6, 2000)[:, None] + torch.randn(2000, 1)
+    for per_channel in (True, False):
+        ours = compression.quantize_int8(weight, per_channel)
+        theirs = chapter_8.Int8()(weight, per_channel)
+        assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+        symmetric = chapter_8._Symmetric()(weight, per_channel)
+        assert not torch.equal(symmetric[0], ours[0])
 
 
 def test_a_quantized_model_is_a_quarter_as_large_and_hardly_differs(complete, compression, batch):

@@ -1,8 +1,6 @@
 """Chapter 8: eight bits, a teacher, fewer heads, ONNX, adapters, and honest measurements."""
 
 import copy
-import importlib
-import logging
 import math
 import os
 import statistics
@@ -218,43 +216,49 @@ def mode(model: nn.Module) -> str:
 
 
 @cache
-def _torchao() -> Any:
-    """`torchao`'s module of single steps, without what it says of kernels that are not there."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module("torchao.quantization.quant_primitives")
-    finally:
-        logging.disable(before)
+def _quantizer() -> Any:
+    """ONNX Runtime's operator DynamicQuantizeLinear, which writes numbers as uint8."""
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
+    outputs = [
+        helper.make_tensor_value_info("uint8", TensorProto.UINT8, ["n"]),
+        helper.make_tensor_value_info("scale", TensorProto.FLOAT, []),
+        helper.make_tensor_value_info("zero_point", TensorProto.UINT8, []),
+    ]
+    node = helper.make_node("DynamicQuantizeLinear", ["x"], [output.name for output in outputs])
+    graph = helper.make_graph([node], "quantize", [x], outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
 
 
 class Int8:
-    """`torchao`'s affine quantization. The misconceptions replace one step."""
+    """ONNX Runtime's quantization, one range after the other. Misconceptions replace a step."""
 
     levels = 255.0
-    with_zero = True
-    wraps = False
 
     def quantize(self, weight: Tensor, per_channel: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """As exercise 8.1's function."""
-        torchao = _torchao()
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        block = self.block(wide, per_channel)
-        scale, zero_point = torchao.choose_qparams_affine(
-            wide, torchao.MappingType.ASYMMETRIC, block, torch.int8, keepdim=True
-        )
-        ones = torch.ones_like(scale)
-        scale = torch.where(scale <= torch.finfo(scale.dtype).smallest_normal, ones, scale)
-        int8 = torchao.quantize_affine(wide, block, scale, zero_point, torch.int8)
-        return int8, scale, zero_point.int()
+        ranges = wide.reshape(-1, weight.shape[-1]) if per_channel else wide.reshape(1, -1)
+        found = [_quantizer().run(None, {"x": row.cpu().float().numpy()}) for row in ranges]
+        uint8, scale, zero_point = (torch.from_numpy(np.stack(x)) for x in zip(*found, strict=True))
+        int8 = (uint8.int() - 128).to(torch.int8).reshape(weight.shape)
+        shape = (*weight.shape[:-1], 1) if per_channel else (1,) * weight.ndim
+        if wide.dtype == torch.float64:
+            scale = self.exact_scale(ranges)
+        parts = int8, scale.reshape(shape), (zero_point.int() - 128).reshape(shape)
+        return tuple(part.to(weight.device) for part in parts)  # type: ignore[return-value]  # three
 
-    def block(self, weight: Tensor, per_channel: bool) -> tuple[int, ...]:
-        """How large the part of the weight is that shares a range."""
-        if per_channel:
-            return (*[1] * (weight.ndim - 1), weight.shape[-1])
-        return tuple(weight.shape)
+    def exact_scale(self, ranges: Tensor) -> Tensor:
+        """The scale of each row in float64, which the operator has in float32 alone."""
+        low, high = ranges.amin(1).clamp(max=0), ranges.amax(1).clamp(min=0)
+        return torch.where(low == high, 1.0, (high - low) / 255)
 
     def __call__(self, weight: Tensor, per_channel: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         return self.quantize(weight, per_channel)
@@ -327,7 +331,7 @@ _RIGHT = Int8()
 
 
 class Int8Linear(nn.Module):
-    """`torchao`'s dynamic quantization, one step after the other. Misconceptions replace one."""
+    """What the int8 stand for, multiplied as floats. The misconceptions replace one step."""
 
     weight: Tensor
     scale: Tensor
@@ -447,7 +451,7 @@ def _layer_of_int8(part: Any, x: Tensor, linear: Mapping[str, Any]) -> dict[str,
 INT8 = Exercise(
     id="8.1",
     reference={"quantize_int8": _RIGHT, "Int8Linear": Int8Linear},
-    reference_name="torchao.quantization.quant_primitives.quantize_affine",
+    reference_name="ONNX Runtime's DynamicQuantizeLinear",
     cases=_int8_cases,
     probe=_int8_probe,
     misconceptions=(
