@@ -1,6 +1,5 @@
 """Chapter 8: int8 by their laws, a teacher's gradient, silent heads, files, measured times."""
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -156,7 +155,7 @@ def test_the_gradient_by_its_formula(submission, rng):
     texts, classes = 5, 4
     labels = integers(rng, 0, classes, texts)
     labels[int(rng.integers(texts))] = -100
-    for temperature in (0.7, 1.0, 2.0, 5.0, 20.0):
+    for temperature in (0.7, 1.0, 2.0, 4.0, 8.0):
         alpha = float(rng.uniform(0.3, 0.6))
 
         def slopes(student, teacher, T=temperature, alpha=alpha):
@@ -271,7 +270,9 @@ def refused(of, model, plan):
     """Ask for a pruning that must be refused."""
     try:
         of.call("compression.prune_heads", model, plan)
-    except ValueError:
+    except Exception as error:
+        if not issubclass(getattr(error, "students_kind", type(error)), ValueError):
+            raise
         return
     raise AssertionError("did what must be refused")
 
@@ -285,9 +286,11 @@ def test_importance_in_other_batches(submission, rng):
     state = right.drawn_state(rng, **FOUR)
     batch = right.drawn_batch(rng, [6, 3, 5, 4], 6)
 
+    gone = int(rng.integers(4))
+
     def importances(of, state):
         model, found = small_model(of, state, **FOUR), []
-        for plan in ({}, {1: [int(state["classifier.bias"].numel()) - 2]}):
+        for plan in ({}, {1: [gone]}):
             of.call("compression.prune_heads", model, plan)
             for cuts in ((4,), (1, 3), (2, 1, 1)):
                 parts = zip(*(x.split(cuts) for x in batch.values()), strict=True)
@@ -605,9 +608,8 @@ def test_a_checkpoint_mended_twice(submission, rng):
             return [dict(sorted(found.items())) for found in (once, twice)]
 
         def wanted(tensors, names=names, new=new):
-            right = {**tensors, DECODER: tensors[TABLE]}
-            right |= {name: torch.cat([tensors[name], torch.zeros(new)]) for name in names}
-            return [dict(sorted(right.items()))] * 2
+            filled = {name: torch.cat([tensors[name], torch.zeros(new)]) for name in names}
+            return [dict(sorted({**tensors, **filled, DECODER: tensors[TABLE]}.items()))] * 2
 
         submission.agrees(mended, tensors, truth=wanted)
 
