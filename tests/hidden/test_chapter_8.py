@@ -133,9 +133,9 @@ def test_a_layer_that_is_saved(submission, rng):
         for weight, bias in (numbers[:2], numbers[2:]):
             linear = of.make("torch.nn.Linear", 10, 6).load({"weight": weight, "bias": bias})
             layers.append(of.make("compression.Int8Linear", linear))
-        state = layers[0].call("state_dict")
-        layers[1].call("load_state_dict", dict(state))
-        return layers[1](x), sorted(state), str(state["weight"].dtype)
+        saved = layers[0].make("state_dict")
+        layers[1].call("load_state_dict", saved)
+        return layers[1](x), saved.call("__len__"), str(saved.get("weight").dtype)
 
     submission.agrees(copied, x, *first.values(), *second.values())
 
@@ -395,6 +395,23 @@ def test_a_new_adapter_does_nothing(submission, rng):
         return [adapter(x) for adapter, x in zip(made, inputs, strict=True)], drawn
 
     submission.agrees(outputs, *inputs, truth=lambda *inputs: (list(inputs), [True] * 3))
+
+
+@pytest.mark.exercise("8.5")
+@pytest.mark.hint("x + up(gelu(down(x))): both halves learn, and the input hands its gradient on.")
+def test_a_filled_adapter_learns(submission, rng):
+    """A filled adapter's output and all its gradients are right, for inputs of any shape"""
+    filled = parameters_like(right.Adapter(9, 4), rng)
+
+    def outcome(of, filled, *pairs):
+        adapter = of.make("compression.Adapter", 9, 4).load(filled, train=True)
+        return [
+            (adapter(x), adapter.gradients(x, cotangent=cotangent))
+            for x, cotangent in zip(pairs[::2], pairs[1::2], strict=True)
+        ]
+
+    shapes = [(9,), (9,), (2, 3, 9), (2, 3, 9)]
+    submission.agrees(outcome, filled, *(normal(rng, *shape, scale=2.0) for shape in shapes))
 
 
 @pytest.mark.exercise("8.5")
