@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests import bench_grading, bench_model, bench_pretraining
+from tests import bench_compression, bench_grading, bench_model, bench_pretraining
 from tests.measure import ROOT, Row, complete, paired, seconds, spread
 
 # --- chapter 1: the tokenizer ---
@@ -181,6 +181,11 @@ BENCHES = {
     "data": bench_pretraining.data,
     "loss": bench_pretraining.loss,
     "corpus": bench_pretraining.corpus,
+    "compressed": bench_compression.compressed,
+    "prepared": bench_compression.prepared,
+    "throughput": bench_compression.throughput,
+    "onnx": bench_compression.onnx,
+    "served": bench_compression.served,
 }
 
 
