@@ -229,11 +229,12 @@ def _no_task(path: Path, found: str) -> str:
 
 def _task_of(model: Any, path: Path, mask_id: int) -> tuple[str, Callable[[Any, Any], Any]]:
     """What a model can answer, and the function that gives its scores."""
-    name = type(model).__name__
-    if name == "SequenceClassifier":
+    from bertlab.fine_tuning import SequenceClassifier
+
+    if isinstance(model, SequenceClassifier):
         return "classification", lambda model, batch: model(**batch).logits[:, None]
     if not hasattr(model, "mlm_head"):
-        raise ValueError(_no_task(path, name))
+        raise ValueError(_no_task(path, type(model).__name__))
 
     def at_masks(model: Any, batch: Mapping[str, Any]) -> Any:
         masks = batch["input_ids"] == mask_id
@@ -612,7 +613,9 @@ class Ask(Handler):
         except (ValueError, RecursionError) as error:
             raise Refusal(400, f"the body is no JSON: {error}") from None
         if not isinstance(body, dict):
-            raise Refusal(400, f'the body is a {type(body).__name__}, but must be {{"text": ...}}')
+            raise Refusal(
+                400, f'the body is of type {type(body).__name__}, but must be {{"text": ...}}'
+            )
         return fields_of(body)
 
 
@@ -641,7 +644,8 @@ def fields_of(body: Mapping[str, Any]) -> dict[str, Any]:
 def check_text(name: str, text: Any) -> None:
     """Refuse what is no text, is empty, or is too long."""
     if not isinstance(text, str) or not text.strip():
-        came = "empty" if isinstance(text, str) else f"a {type(text).__name__}"
+        came = "missing" if text is None else f"of type {type(text).__name__}"
+        came = "empty" if isinstance(text, str) else came
         raise Refusal(400, f"{name} is {came}, but must be a string that is not empty")
     if len(text) > MAX_CHARACTERS:
         raise Refusal(

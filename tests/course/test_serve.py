@@ -226,11 +226,11 @@ BAD_BODIES = {
     b"{": "no JSON",
     b"\xff\xfe": "no JSON",
     b"[" * 100_000: "no JSON",
-    b"[1]": "list",
-    b"{}": "text is a NoneType",
-    b'{"text": 3}': "text is a int",
+    b"[1]": "type list",
+    b"{}": "text is missing",
+    b'{"text": 3}': "text is of type int",
     b'{"text": "  "}': "text is empty",
-    b'{"text": "a", "pair": []}': "pair is a list",
+    b'{"text": "a", "pair": []}': "pair is of type list",
     b'{"text": "a", "texts": "b"}': "texts",
     b'{"text": "a", "top_k": 0}': "top_k is 0",
     b'{"text": "a", "top_k": true}': "top_k is True",
@@ -334,9 +334,9 @@ def test_a_fault_of_the_model_is_told_to_the_operator_and_not_to_the_client(
 
 
 def test_a_full_line_is_refused_and_a_stop_answers_what_is_in_flight(models):
-    """The first two texts wait two seconds for others; the third finds the line full. Then comes
+    """The first two texts wait five seconds for others; the third finds the line full. Then comes
     SIGTERM: both are answered, together, nothing new is taken, and the server exits with 0."""
-    options = ("--max-waiting", "2", "--max-wait-ms", "2000")
+    options = ("--max-waiting", "2", "--max-wait-ms", "5000")
     with served(models, "classifier", *options) as server, ThreadPoolExecutor(2) as threads:
         kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
         kept.request("GET", "/status")
