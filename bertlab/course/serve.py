@@ -102,7 +102,8 @@ class Served:
             raise ValueError(
                 f"{self.name} cannot read {self.limit} tokens of a vocabulary of "
                 f"{tokenizer.vocab_size} pieces ({str(error).splitlines()[0]}); is the tokenizer "
-                "that of another model?"
+                "that of another model, or the model for shorter texts than config.json and the "
+                "tokenizer's model_max_length say?"
             ) from error
 
 
@@ -119,7 +120,8 @@ def load(path: Path, precision: str = "float32", labels: Sequence[str] = ()) -> 
     Args:
         path: a folder that `save_pretrained` or Transformers wrote; a file of `save_compressed`,
             or the folder it is in; or an `.onnx` file. A tokenizer (`vocab.txt`) is in the same
-            folder.
+            folder. An ONNX file does not say how long its texts may be: 512 tokens, if neither a
+            `config.json` beside it nor the tokenizer says less.
         precision: `float32`, which leaves a model of `save_compressed` and an ONNX file as they
             are; `bfloat16`, not for ONNX; or `int8`.
         labels: the names of the classes; those of `config.json`, or numbers, when there are none.
@@ -504,7 +506,6 @@ class Handler(tornado.web.RequestHandler):
                 403, f"the request comes from {origin}, but must come from http://{own[0]}"
             )
         if self.request.method not in self.METHODS:
-            self.set_header("Allow", ", ".join(self.METHODS))
             raise Refusal(
                 405, f"the method is {self.request.method}, but must be {' or '.join(self.METHODS)}"
             )
@@ -524,6 +525,8 @@ class Handler(tornado.web.RequestHandler):
         message = getattr(error, "message", self._reason)
         if status_code >= 500 and not isinstance(error, Refusal):
             message = "the model failed; the reason is in the server's own output"
+        if status_code == 405:
+            self.set_header("Allow", ", ".join(self.METHODS))
         if status_code == 503:
             self.set_header("Retry-After", "1")
         self.finish({"error": message, "status": status_code})

@@ -409,20 +409,20 @@ def test_every_kind_of_file_gives_the_answers_of_its_model(models, tmp_path):
     compression, tokenizer = models.complete.compression, models.tokenizer
     tokenizer.save(tmp_path)
     compression.save_compressed(models.classifier, tmp_path / "small.safetensors")
-    compression.export_onnx(models.classifier, tmp_path / "c.onnx")
-    compression.export_onnx(models.mlm, tmp_path / "m.onnx")
     ours = models.folder
+    compression.export_onnx(models.classifier, ours / "classifier" / "c.onnx")
+    compression.export_onnx(models.mlm, ours / "mlm" / "m.onnx")
     cases = [
         ("classification", ours / "classifier", "float32", 1e-5),
         ("classification", ours / "classifier", "bfloat16", 0.05),
         ("classification", ours / "classifier", "int8", 0.05),
         ("classification", tmp_path, "float32", 1e-5),
         ("classification", tmp_path / "small.safetensors", "int8", 0.05),
-        ("classification", tmp_path / "c.onnx", "float32", 1e-5),
-        ("classification", tmp_path / "c.onnx", "int8", 0.05),
+        ("classification", ours / "classifier" / "c.onnx", "float32", 1e-5),
+        ("classification", ours / "classifier" / "c.onnx", "int8", 0.05),
         ("fill-mask", ours / "mlm", "float32", 1e-5),
         ("fill-mask", ours / "mlm", "int8", 0.05),
-        ("fill-mask", tmp_path / "m.onnx", "float32", 1e-5),
+        ("fill-mask", ours / "mlm" / "m.onnx", "float32", 1e-5),
     ]
     texts = ["the model reads [MASK] .", "a [MASK] of words is a [MASK]"]
     examples = [tokenizer(text) for text in texts]
