@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.bench_model import BASE, CPU, Setting, batch_of, models, package, unlabelled
+from tests.bench_model import BASE, CPU, TINY, Setting, batch_of, models, package, unlabelled
 from tests.bench_pretraining import has_bf16_units
 from tests.measure import ROOT, Row, paired, seconds, spread
 
@@ -60,7 +60,7 @@ def trained(small: bool) -> SimpleNamespace:
     folder = cache_folder() / "bench-compression" / _key(task)
     found = SimpleNamespace(task=task, tokenizer=tokenizer, folder=folder, students={})
     if not (folder / "config.json").exists():
-        _train_teacher(found)
+        _train_teacher(found, small)
     found.teacher = package().weights.from_pretrained(_classifier, folder)
     for name, layers in STUDENTS.items():
         file = folder / f"{layers}.safetensors"
@@ -95,15 +95,18 @@ def part(found: Any, name: str) -> Any:
     return batches_of(found, *zip(*getattr(found.task, name), strict=True))
 
 
-def _train_teacher(found: Any) -> None:
-    """Fine-tune MiniLM as chapter 7 does."""
+def _train_teacher(found: Any, small: bool) -> None:
+    """Fine-tune MiniLM as chapter 7 does; in small, a tiny model of as many layers."""
     from bertlab.course.reference import minilm_folder
 
-    fine_tuning, weights = package().fine_tuning, package().weights
+    fine_tuning, weights, bert = package().fine_tuning, package().weights, package().encoder
     torch.manual_seed(0)
-    model = fine_tuning.SequenceClassifier(
-        weights.from_pretrained(package().encoder.BertModel, minilm_folder()), 8
-    )
+    if small:
+        sizes = {**TINY, "num_hidden_layers": 6, "vocab_size": found.tokenizer.vocab_size}
+        start = bert.BertModel(package().config.BertConfig(**sizes))
+    else:
+        start = weights.from_pretrained(bert.BertModel, minilm_folder())
+    model = fine_tuning.SequenceClassifier(start, 8)
     settings = fine_tuning.FineTuningSettings(
         learning_rate=3e-4, epochs=4, layer_decay=0.9, freeze_embeddings=True, frozen_layers=2
     )
