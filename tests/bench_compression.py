@@ -431,7 +431,8 @@ def server(model: Path, precision: str) -> Iterator[int]:
     course = Path(package().compression.__file__).parents[1]
     options = ["--port", "0", "--precision", precision, "--max-wait-ms", "2"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "bertlab.course.serve", str(model), *options],
+        [sys.executable, "-m", "bertlab.course.serve", str(model.resolve()), *options],
+        cwd=course,  # `-m` looks there first
         env={**os.environ, "PYTHONPATH": str(course)},
         stdout=subprocess.PIPE,
         text=True,
