@@ -17,6 +17,7 @@ import os
 import statistics
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -1154,6 +1155,7 @@ def write_onnx(module: nn.Module, path: str | Path, **options: Any) -> None:
     """
     import onnx  # these take seconds to import
 
+    refuse_int8(module)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
@@ -1161,76 +1163,61 @@ def write_onnx(module: nn.Module, path: str | Path, **options: Any) -> None:
             with quiet():
                 torch.onnx.export(module, f=file, external_data=False, verbose=False, **options)
         except Exception as error:  # torch.onnx has errors of many types
-            raise ValueError(why_not(module, options["args"], error)) from error
+            raise ValueError(why_not(module, error)) from error
         onnx.checker.check_model(file, full_check=True)
+
+
+def refuse_int8(module: nn.Module) -> None:
+    """Raise ValueError if a module has parts of int8, which the exporter would take apart."""
+    for name, part in module.named_modules():
+        if isinstance(part, (Int8Linear, Int8Embedding)):
+            raise ValueError(
+                f"the model cannot be exported: its part {name.removeprefix('model.')} "
+                f"({type(part).__name__}) multiplies whole numbers in PyTorch's own way; export "
+                "the model in float32, and let quantize_onnx make the file int8"
+            )
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within it, what the exporter says to its own developers is not shown."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """Within it, what exporters say to their own developers is not shown."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
-def why_not(module: nn.Module, args: tuple[Tensor, ...], error: Exception) -> str:
+def why_not(module: nn.Module, error: BaseException) -> str:
     """Which part of a module cannot be exported, and what the exporter says of it."""
-    name, reason = part_at_fault(module, args, error)
-    where = f"its part {name} ({type(module.get_submodule(name)).__name__})" if name else "it"
-    kinds = {type(part) for part in module.modules()}
-    advice = ""
-    if Int8Linear in kinds:
-        advice = "; export the model in float32, and let quantize_onnx make it int8"
-    return f"the model cannot be exported: {where} fails: {reason}{advice}"
+    name, reason = part_at_fault(module, error)
+    kind = type(module.get_submodule("model." + name)).__name__
+    part = f"its part {name} ({kind})" if name else "it"
+    return f"the model cannot be exported: {part} fails: {reason}"
 
 
-def part_at_fault(module: nn.Module, args: tuple[Tensor, ...], error: Exception) -> tuple[str, str]:
-    """The smallest part that cannot be exported by itself, and the first line of its error."""
-    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-    hooks = [
-        part.register_forward_pre_hook(
-            lambda _, given, named, name=name: calls.setdefault(name, (given, named)),
-            with_kwargs=True,
-        )
-        for name, part in module.named_modules()
-        if name
-    ]
-    try:
-        with torch.no_grad():
-            module(*args)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    name, reason = "", first_line(error)
-    for inner, (given, named) in calls.items():  # outer parts come before what is in them
-        if inner.startswith(f"{name}.") or not name:
-            failed = export_error(module.get_submodule(inner), given, named)
-            if failed is not None:
-                name, reason = inner, first_line(failed)
-    return name, reason
+def part_at_fault(module: nn.Module, error: BaseException) -> tuple[str, str]:
+    """The innermost part in whose code an error came up, and the first line of the error.
+
+    The exporter runs the model's own code, so that the parts stand in the error's traceback.
+    """
+    inner = ((part, name.removeprefix("model")) for name, part in module.named_modules())
+    names = {id(part): name.removeprefix(".") for part, name in inner}
+    found, reason = "", first_line(error)
+    cause: BaseException | None = error
+    while cause is not None:
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            name = names.get(id(frame.f_locals.get("self")), "")
+            if name and len(name) >= len(found):
+                found, reason = name, first_line(cause)
+        cause = cause.__cause__ or cause.__context__
+    return found, reason
 
 
-def export_error(
-    part: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
-) -> Exception | None:
-    """The error with which a part cannot be exported by itself; None if it can."""
-    try:
-        with quiet():
-            torch.export.export(part, given, named, strict=False)
-    except Exception as error:  # torch.export has errors of many types
-        return error
-    return None
-
-
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error says first, without color."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
@@ -1304,17 +1291,9 @@ def quantize_onnx(source: str | Path, path: str | Path) -> None:
 
     path = Path(path)
     with replacing(path) as file, quiet():
-        logging.getLogger().disabled, was = True, logging.getLogger().disabled
-        try:
-            quantize_dynamic(
-                source,
-                file,
-                per_channel=True,
-                reduce_range=True,
-                weight_type=QuantType.QInt8,
-            )
-        finally:
-            logging.getLogger().disabled = was
+        quantize_dynamic(
+            source, file, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8
+        )
 
 
 # --- given: measuring ---
