@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,7 @@ def main(files: str, batch: str) -> None:
     paths: dict[str, str] = json.loads(files)
     prepare = _with_onnx if all(path.endswith(".onnx") for path in paths.values()) else _with_torch
     run = prepare()  # the imports, which the children share
-    measured = {
-        name: in_a_child(lambda path=path: run(path, inputs)) for name, path in paths.items()
-    }
+    measured = {name: in_a_child(partial(run, path, inputs)) for name, path in paths.items()}
     print(json.dumps(measured))
 
 
