@@ -9,7 +9,9 @@ measurements, and the table and the plot that compare them.
 from __future__ import annotations
 
 import copy
+import ctypes
 import dataclasses
+import gc
 import json
 import logging
 import math
@@ -20,7 +22,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
@@ -149,7 +151,7 @@ class Int8Linear(nn.Module):
         product = product - x_int8.sum(dim=-1, keepdim=True, dtype=torch.int32) * self.zero_point.T
         output = product.to(x_scale.dtype) * x_scale * self.scale.T
         output = output if self.bias is None else output + self.bias
-        return output.to(x.dtype).unflatten(0, x.shape[:-1]) if x.ndim != 2 else output.to(x.dtype)
+        return output.to(x.dtype).reshape(*x.shape[:-1], len(self.weight))
         ### END SOLUTION
 
 
@@ -576,11 +578,12 @@ def compare(models: Mapping[str, Any], batches: Sequence[Batch]) -> list[Row]:
 
     Each model is read in eval mode, without gradients, and left in the mode it was in. A latency is
     the median of at least 10 calls, each timed with `time.perf_counter`, after at least 3 that are
-    not timed: the first calls of a model are slow, and a mean follows the slowest.
+    not timed: the first calls of a model are slow, and a mean follows the slowest. `call(model,
+    batch)` (given) moves a batch to the model's device and waits for the answer.
 
     Args:
-        models: by name; called as `model(input_ids=..., attention_mask=..., ...)` without labels
-            they return an object with `logits` `[batch, num_labels]`. A module, or an `OnnxModel`.
+        models: by name; each a module or an `OnnxModel`, which is called without labels and
+            returns an object with `logits`, `[batch, num_labels]`.
         batches: with `labels` `[batch]`; read more than once.
 
     Returns:
@@ -622,7 +625,7 @@ def latencies_ms(model: Any, batch: Batch, calls: int = 20) -> list[float]:
     times = []
     for number in range(calls + 5):
         start = time.perf_counter()
-        model(**batch)
+        call(model, batch)
         if number >= 5:
             times.append(1000 * (time.perf_counter() - start))
     return times
@@ -636,7 +639,7 @@ def quantile(times: Sequence[float], part: float) -> float:
 def hits_in(model: Any, batch: Batch) -> Tensor:
     """For each text of a batch, whether the model gets it right."""
     texts = {name: x for name, x in batch.items() if name != "labels"}
-    return model(**texts).logits.argmax(dim=-1).cpu() == batch["labels"].cpu()
+    return call(model, texts).logits.argmax(dim=-1).cpu() == batch["labels"].cpu()
 
 
 ### END SOLUTION
@@ -1155,7 +1158,7 @@ def write_onnx(module: nn.Module, path: str | Path, **options: Any) -> None:
     """
     import onnx  # these take seconds to import
 
-    refuse_int8(module)
+    refuse_packed(module)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
@@ -1167,14 +1170,18 @@ def write_onnx(module: nn.Module, path: str | Path, **options: Any) -> None:
         onnx.checker.check_model(file, full_check=True)
 
 
-def refuse_int8(module: nn.Module) -> None:
-    """Raise ValueError if a module has parts of int8, which the exporter would take apart."""
+def refuse_packed(module: nn.Module) -> None:
+    """Raise ValueError if a module has parts that no ONNX operator stands for."""
+    advice = {
+        Int8Linear: "export the model in float32, and let quantize_onnx make the file int8",
+        Int8Embedding: "export the model in float32, and let quantize_onnx make the file int8",
+        PackedLinear: "export the model that this one was prepared from",
+    }
     for name, part in module.named_modules():
-        if isinstance(part, (Int8Linear, Int8Embedding)):
+        if type(part) in advice:
             raise ValueError(
                 f"the model cannot be exported: its part {name.removeprefix('model.')} "
-                f"({type(part).__name__}) multiplies whole numbers in PyTorch's own way; export "
-                "the model in float32, and let quantize_onnx make the file int8"
+                f"({type(part).__name__}) computes in PyTorch's own way; {advice[type(part)]}"
             )
 
 
@@ -1309,6 +1316,15 @@ def read_mode(model: Any) -> Iterator[None]:
         yield
 
 
+def call(model: Any, batch: Batch) -> Any:
+    """What a model returns for a batch, moved to the model's device; waits until it is there."""
+    device = device_of(model) if isinstance(model, nn.Module) else torch.device("cpu")
+    output = model(**{name: x.to(device) for name, x in batch.items()})
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return output
+
+
 def first_texts(batches: Sequence[Batch], count: int) -> dict[str, Tensor]:
     """The first texts of batches as one batch, without labels, cut to its longest text.
 
@@ -1349,6 +1365,87 @@ def count_numbers(model: Any) -> int | None:
     return sum(x.numel() for x in own_tensors(model).values())
 
 
+def peak_memory_mb(model: Any, batch: Batch) -> float | None:
+    """The memory that a model and one call of it take at most, in millions of bytes.
+
+    A fresh copy of the model reads the batch, and the kernel says how far the process grew
+    meanwhile. None where it cannot be asked: outside Linux.
+    """
+    if not can_reset_peak():
+        return None
+    give_back_free_memory()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew at what is in use now
+    before = process_memory_mb("VmRSS")
+    fresh = OnnxModel(model.path) if isinstance(model, OnnxModel) else copy.deepcopy(model)
+    with read_mode(fresh), torch.inference_mode():
+        call(fresh, batch)
+    return process_memory_mb("VmHWM") - before
+
+
+def can_reset_peak() -> bool:
+    """Say whether the kernel measures a process's peak, from any moment on."""
+    return os.access("/proc/self/clear_refs", os.W_OK)
+
+
+def process_memory_mb(name: str) -> float:
+    """A number of `/proc/self/status`, such as VmRSS, which is in units of 1024 bytes there."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(f"{name}:"))
+
+
+def give_back_free_memory() -> None:
+    """Let the C library return what is free, so that using it again counts."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # it may be another C library than GNU's
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def with_peak_memory(
+    rows: Sequence[Row], models: Mapping[str, Any], batches: Sequence[Batch]
+) -> list[Row]:
+    """The rows of `compare` with `peak_mb` filled in, for a batch of 32."""
+    batch = first_texts(batches, 32)
+    return [row._replace(peak_mb=peak_memory_mb(models[row.name], batch)) for row in rows]
+
+
+def comparison_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The rows of `compare` as a table: its header, and the text of each cell."""
+    header = ["model", "MB on disk", "million numbers", "1 text: ms (p95)", "32 texts: ms (p95)"]
+    header += ["peak MB", "accuracy"]
+    cells = [
+        [
+            row.name,
+            f"{row.size_mb:.1f}",
+            "" if row.parameters is None else f"{row.parameters / 1e6:.1f}",
+            f"{row.latency_1_ms:.1f} ({row.latency_1_p95_ms:.1f})",
+            f"{row.latency_32_ms:.1f} ({row.latency_32_p95_ms:.1f})",
+            "" if row.peak_mb is None else f"{row.peak_mb:.0f}",
+            f"{row.accuracy:.1%} ± {row.accuracy_error:.1%}",
+        ]
+        for row in rows
+    ]
+    return header, cells
+
+
+def plot_comparison(rows: Sequence[Row], axes: Any) -> None:
+    """Draw accuracy against the latency of one text, on a logarithmic axis; the disc is the size.
+
+    Each disc has its name beside it and its accuracy's standard error through it.
+
+    Args:
+        axes: Matplotlib's, to draw on; title and labels are yours to set.
+    """
+    for number, row in enumerate(rows):
+        place = row.latency_1_ms, 100 * row.accuracy
+        error = 0 if math.isnan(row.accuracy_error) else 100 * row.accuracy_error
+        axes.errorbar(*place, yerr=error, color="0.4", linewidth=1, capsize=3, zorder=1)
+        area = 6 * row.size_mb + 10
+        axes.scatter(*place, s=area, facecolor="0.85", edgecolor="black", alpha=0.8, zorder=2)
+        above = 8 if number % 2 == 0 else -14
+        axes.annotate(row.name, place, (6, above), textcoords="offset points", fontsize=8, zorder=3)
+    axes.set_xscale("log")
+
+
 # --- given: a prepared model ---
 
 AS_IT_IS = "as it is"
@@ -1379,7 +1476,8 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, way: str) -> None:
         super().__init__()
-        from torch.utils.mkldnn import MkldnnLinear
+        with quiet():  # PyTorch calls its own TorchScript deprecated
+            from torch.utils.mkldnn import MkldnnLinear
 
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias, self.way = linear.weight, linear.bias, way
@@ -1389,14 +1487,16 @@ class PackedLinear(nn.Module):
             dense.weight.copy_(linear.weight)
             if linear.bias is not None:
                 dense.bias.copy_(linear.bias)
-            packed = MkldnnLinear(dense.to(self.dtype), self.dtype)
+            with quiet():
+                packed = MkldnnLinear(dense.to(self.dtype), self.dtype)
         self.multiply: tuple[Any, ...] = (packed,)  # in a tuple, so that it is no part of the model
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out]` for `[..., in]`."""
         rows = x.reshape(-1, x.shape[-1]).to(self.dtype).contiguous()
         with torch.no_grad():
-            return self.multiply[0](rows).to(x.dtype).unflatten(0, x.shape[:-1])
+            output = self.multiply[0](rows).to(x.dtype)
+        return output.reshape(*x.shape[:-1], self.out_features)
 
 
 def quickest_linear(linear: nn.Linear, precision: str) -> str:
@@ -1407,8 +1507,8 @@ def quickest_linear(linear: nn.Linear, precision: str) -> str:
     Returns:
         `AS_IT_IS`, or a way of `PackedLinear`.
     """
-    device = linear.weight.device.type
-    if device != "cpu" or not torch.backends.mkldnn.is_available():
+    fits = linear.weight.device.type == "cpu" and linear.weight.dtype == torch.float32
+    if not fits or not torch.backends.mkldnn.is_available():
         return AS_IT_IS
     ways = [ONEDNN, BF16] if precision == "bf16" else [ONEDNN]
     with torch.inference_mode():

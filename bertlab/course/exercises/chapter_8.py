@@ -1,6 +1,8 @@
 """Chapter 8: eight bits, a teacher, fewer heads, ONNX, adapters, and honest measurements."""
 
 import copy
+import importlib
+import logging
 import math
 import os
 import statistics
@@ -10,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -214,6 +217,19 @@ def mode(model: nn.Module) -> str:
 # --- 8.1 eight bits ------------------------------------------------------------------------------
 
 
+@cache
+def _torchao() -> Any:
+    """`torchao`'s module of single steps, without what it says of kernels that are not there."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("torchao.quantization.quant_primitives")
+    finally:
+        logging.disable(before)
+
+
 class Int8:
     """`torchao`'s affine quantization. The misconceptions replace one step."""
 
@@ -223,20 +239,16 @@ class Int8:
 
     def quantize(self, weight: Tensor, per_channel: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         """As exercise 8.1's function."""
-        from torchao.quantization.quant_primitives import (
-            MappingType,
-            choose_qparams_affine,
-            quantize_affine,
-        )
-
+        torchao = _torchao()
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
         block = self.block(wide, per_channel)
-        scale, zero_point = choose_qparams_affine(
-            wide, MappingType.ASYMMETRIC, block, torch.int8, keepdim=True
+        scale, zero_point = torchao.choose_qparams_affine(
+            wide, torchao.MappingType.ASYMMETRIC, block, torch.int8, keepdim=True
         )
         ones = torch.ones_like(scale)
         scale = torch.where(scale <= torch.finfo(scale.dtype).smallest_normal, ones, scale)
-        return quantize_affine(wide, block, scale, zero_point, torch.int8), scale, zero_point.int()
+        int8 = torchao.quantize_affine(wide, block, scale, zero_point, torch.int8)
+        return int8, scale, zero_point.int()
 
     def block(self, weight: Tensor, per_channel: bool) -> tuple[int, ...]:
         """How large the part of the weight is that shares a range."""
@@ -254,7 +266,7 @@ class _ByHand(Int8):
     def quantize(self, weight: Tensor, per_channel: bool = True) -> tuple[Tensor, Tensor, Tensor]:
         axes = self.axes(weight, per_channel)
         low, high = weight.amin(axes, keepdim=True), weight.amax(axes, keepdim=True)
-        scale, zero = self.range(*self.bounds(low, high))
+        scale, zero = self.scales(*self.bounds(low, high))
         scale = torch.where(scale == 0, torch.ones_like(scale), scale)
         shifted = self.rounded(weight / scale) + zero
         return self.cut(shifted), scale, zero.to(torch.int32)
@@ -265,7 +277,7 @@ class _ByHand(Int8):
     def bounds(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         return low.clamp(max=0), high.clamp(min=0)
 
-    def range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def scales(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         scale = (high - low) / self.levels
         return scale, (-128 - low / torch.where(scale == 0, 1, scale)).round()
 
@@ -277,7 +289,7 @@ class _ByHand(Int8):
 
 
 class _Symmetric(_ByHand):
-    def range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def scales(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         scale = torch.maximum(-low, high) / 127
         return scale, torch.zeros_like(scale)
 
@@ -383,7 +395,8 @@ def _int8_cases(rng: np.random.Generator) -> Iterator[Case]:
         ("rows that are all above 0", _off_ties(rng, 3, 9, positive=True)),
     ):
         yield Case(f"a weight, {name}", {"weight": weight})
-        yield Case(f"one range for all: {name}", {"weight": weight, "per_channel": False})
+    one_row = _off_ties(rng, 1, 4 * 9)[:, rng.permutation(4 * 9)]
+    yield Case("one range for all", {"weight": one_row.view(4, 9), "per_channel": False})
     halves = torch.tensor([[153.5, -101.5, 0.0, 1.5, 2.5, -0.5, -3.5]]) * 2.0 ** int(
         rng.integers(-3, 3)
     )
@@ -664,14 +677,14 @@ DISTIL = Exercise(
         ),
         Misconception(
             "the divergence is averaged over classes too",
-            "`reduction='mean'` divides by texts times classes, so the teacher counts less the more "
-            "classes there are. A divergence is a sum over classes: `batchmean`.",
+            "`reduction='mean'` divides by texts times classes, so the teacher counts less the "
+            "more classes there are. A divergence is a sum over classes: `batchmean`.",
             {"distillation_loss": _MeanOfElements()},
         ),
         Misconception(
             "alpha weights the labels' part",
-            "alpha is the weight of the teacher's part and 1 - alpha that of the labels. Papers use "
-            "both conventions, so a copied alpha can mean the opposite.",
+            "alpha is the weight of the teacher's part and 1 - alpha that of the labels. Papers "
+            "use both conventions, so a copied alpha can mean the opposite.",
             {"distillation_loss": _alpha_swapped},
         ),
         Misconception(
@@ -688,8 +701,8 @@ DISTIL = Exercise(
         ),
         Misconception(
             "a batch without labels gives NaN",
-            "The mean over no text is 0 / 0. Texts without a label can still be learned from, since "
-            "the teacher has an opinion: divide the sum by at least 1.",
+            "The mean over no text is 0 / 0. Texts without a label can still be learned from, "
+            "since the teacher has an opinion: divide the sum by at least 1.",
             {"distillation_loss": _NotANumber()},
         ),
     ),
@@ -771,11 +784,6 @@ class _ByBatch(Importance):
         return [self.slopes(model, batch)]
 
 
-class _Summed(Importance):
-    def joined(self, found: list[Tensor]) -> Tensor:
-        return torch.stack(found).abs().sum(dim=0)
-
-
 class _NoAbsolute(Importance):
     def joined(self, found: list[Tensor]) -> Tensor:
         return torch.stack(found).mean(dim=0)
@@ -794,7 +802,7 @@ class _LeavesGradients(Importance):
 
 
 class Pruning:
-    """Transformers' `prune_linear_layer`, which still cuts a layer. Misconceptions replace a step."""
+    """PyTorch's `index_select` on heads instead of units. The misconceptions replace one step."""
 
     def __call__(self, model: Any, heads: Mapping[int, Iterable[int]]) -> None:
         layers = getattr(model, "bert", model).encoder.layers
@@ -812,28 +820,25 @@ class Pruning:
         if len(gone) == had:
             raise ValueError(f"heads[{number}] is {sorted(gone)}: all of {had}; one must be left")
 
+    @torch.no_grad()
     def cut(self, attention: Any, gone: set[int]) -> None:
-        left = [head for head in range(attention.num_heads) if head not in gone]
-        size = attention.query.out_features // attention.num_heads
-        units = torch.tensor([head * size + unit for head in left for unit in range(size)])
+        had = attention.num_heads
+        left = [head for head in range(had) if head not in gone]
         for name in ("query", "key", "value", "output"):
-            setattr(attention, name, self.smaller(getattr(attention, name), units, name))
+            old, axis = getattr(attention, name), int(name == "output")
+            index = torch.tensor(left, device=old.weight.device)
+
+            def kept(x: Tensor, axis: int, index: Tensor = index) -> Tensor:
+                by_head = x.unflatten(axis, (had, -1))
+                return by_head.index_select(axis, index).flatten(axis, axis + 1)
+
+            weight = kept(old.weight, axis)
+            made = nn.Linear(weight.shape[1], weight.shape[0]).to(weight)
+            made.weight.copy_(weight)
+            made.bias.copy_(old.bias if axis else kept(old.bias, 0))
+            made.requires_grad_(old.weight.requires_grad).train(old.training)
+            setattr(attention, name, made)
         attention.num_heads = self.count(attention, left)
-
-    def smaller(self, linear: nn.Linear, units: Tensor, name: str) -> nn.Linear:
-        from transformers.pytorch_utils import prune_linear_layer
-
-        with torch.no_grad():
-            kept: Any = units.to(linear.weight.device)
-            dtype = linear.weight.dtype
-            trained = linear.weight.requires_grad
-            made = prune_linear_layer(linear.float(), kept, dim=int(name == "output"))
-            linear.to(dtype)
-            full = linear.weight.index_select(int(name == "output"), kept)
-        made = made.to(dtype).requires_grad_(trained).train(linear.training)
-        made.weight.data = full
-        made.bias.data = linear.bias.data if name == "output" else linear.bias.data[kept]
-        return made
 
     def count(self, attention: Any, left: list[int]) -> int:
         return len(left)
@@ -867,15 +872,6 @@ class _CountKept(Pruning):
         return attention.num_heads
 
 
-class _StridedHeads(Pruning):
-    """Takes every third unit for a head, as if heads were interleaved."""
-
-    def smaller(self, linear: nn.Linear, units: Tensor, name: str) -> nn.Linear:
-        width = linear.in_features if name == "output" else linear.out_features
-        heads = width // 4
-        return super().smaller(linear, (units % 4) * heads + units // 4, name)
-
-
 class _Unchecked(Pruning):
     """Finds out in the middle."""
 
@@ -898,21 +894,19 @@ def _head_cases(rng: np.random.Generator) -> Iterator[Case]:
         batch = drawn_batch(rng, [5, 3], 5)
         return {"state": drawn_state(rng), "batches": [batch], **more}
 
-    first, second = drawn_batch(rng, [6, 4, 2], 6), drawn_batch(rng, [3], 3)
-    both = {"state": drawn_state(rng), "batches": [first, second]}
+    batches = [drawn_batch(rng, [6, 4, 2], 6), drawn_batch(rng, [3], 3)]
+    both = {"state": drawn_state(rng), "batches": batches}
     yield Case("importance, batches of three texts and of one", both)
     yield Case("importance, a model in training mode", inputs(train=True))
     yield Case("importance, no batch", {"state": drawn_state(rng), "batches": []})
-    one, other = (int(x) for x in rng.permutation(3)[:2])
-    yield Case("a head of each layer", inputs(heads=[{0: [one], 1: [other]}]))
+    one = int(rng.integers(3))
+    plan = [{0: [one], 1: [2, 1, 2]}]
+    yield Case("a head of one layer, two of the other, one of them named twice", inputs(heads=plan))
     yield Case("two prunings of one layer", inputs(heads=[{1: [0]}, {1: [1]}]))
-    yield Case("two heads, named twice", inputs(heads=[{0: [2, 1, 2]}]))
-    for name, wrong, mentions in (
-        ("a layer that is not there", {0: [1], 2: [0]}, 2),
-        ("a head that is not there", {0: [1], 1: [3]}, 3),
-        ("all heads of a layer", {0: [1], 1: [0, 1, 2]}, 1),
-    ):
-        yield Case(name, inputs(heads=[wrong], refused=mentions))
+    wrong = [{0: [1], 2: [0]}, {0: [1], 1: [3]}, {0: [1], 1: [0, 1, 2]}]
+    yield Case(
+        "what is not there, and all heads of a layer", inputs(heads=wrong, refused=[2, 3, 1])
+    )
 
 
 def _head_probe(
@@ -921,7 +915,7 @@ def _head_probe(
     batches: list[Any],
     train: bool = False,
     heads: list[dict[int, list[int]]] | None = None,
-    refused: int | None = None,
+    refused: list[int] | None = None,
 ) -> Any:
     model = model_of(state, train)
     if heads is None:
@@ -935,7 +929,10 @@ def _head_probe(
             "parameters that got a gradient": len(grads),
         }
     if refused is not None:
-        found: dict[str, Any] = error_of(lambda: part.prune_heads(model, heads[0]), refused)
+        found: dict[str, Any] = {
+            f"{plan}": error_of(lambda plan=plan: part.prune_heads(model, plan), number)
+            for plan, number in zip(heads, refused, strict=True)
+        }
     else:
         found = {}
         for step in heads:
@@ -958,7 +955,7 @@ def _pruned(model: Any, texts: Mapping[str, Tensor]) -> dict[str, Any]:
 HEADS = Exercise(
     id="8.3",
     reference={"head_importance": Importance(), "prune_heads": Pruning()},
-    reference_name="transformers.pytorch_utils.prune_linear_layer; Michel et al. 2019, equation 2",
+    reference_name="torch.index_select, equal to heads at 0; Michel et al. 2019, equation 2",
     cases=_head_cases,
     probe=_head_probe,
     misconceptions=(
@@ -976,15 +973,9 @@ HEADS = Exercise(
             {"head_importance": _ByBatch()},
         ),
         Misconception(
-            "the importances are summed over texts",
-            "Then they grow with the number of texts, and two measurements cannot be compared. The "
-            "definition has the mean.",
-            {"head_importance": _Summed()},
-        ),
-        Misconception(
             "the absolute value is left out",
-            "A negative derivative says that the loss falls when the head is turned up, which makes "
-            "it an important head, not the least important one.",
+            "A negative derivative says that the loss falls when the head is turned up, which "
+            "makes it an important head, not the least important one.",
             {"head_importance": _NoAbsolute()},
         ),
         Misconception(
@@ -1013,8 +1004,8 @@ HEADS = Exercise(
         ),
         Misconception(
             "the named heads stay and the others go",
-            "The dict says which heads go. `index_select` takes what stays, so the list has to be "
-            "turned around first.",
+            "The dict says which heads go, and what is left is the rest. `index_select` takes what "
+            "stays, so the list has to be turned around first.",
             {"prune_heads": _KeepsTheGone()},
         ),
         Misconception(
@@ -1022,12 +1013,6 @@ HEADS = Exercise(
             "The layer then splits its fewer units into as many heads as before: narrower ones, "
             "made of the wrong units, or a number that cannot be split at all.",
             {"prune_heads": _CountKept()},
-        ),
-        Misconception(
-            "a head's units are taken from all over the layer",
-            "Heads are slices that stand side by side: head h has the units from h * size up to "
-            "(h + 1) * size, as `split_heads` cuts them.",
-            {"prune_heads": _StridedHeads()},
         ),
         Misconception(
             "earlier layers are cut before a later one is refused",
@@ -1046,9 +1031,9 @@ HEADS = Exercise(
         "A gate is a tensor of ones with `requires_grad`. A `register_forward_pre_hook` on "
         "`attention.output` can multiply what comes in, [batch, seq, hidden], if you unflatten it "
         "into heads. To prune, list the units of the heads that stay.",
-        "Give every text its own gate: [batch, num_heads] for each layer. The loss is the mean over "
-        "the batch, so multiply it by the batch's size before `torch.autograd.grad(loss, gates)`. "
-        "`weight.index_select(0, units)` keeps rows, `(1, units)` columns.",
+        "Give every text its own gate: [batch, num_heads] for each layer. The loss is the mean "
+        "over the batch, so multiply it by the batch's size before `torch.autograd.grad(loss, "
+        "gates)`. `weight.index_select(0, units)` keeps rows, `(1, units)` columns.",
         "Sum slope.abs() over the batch, add up, divide by the number of texts; remove the hooks. "
         "For pruning: check all first; then query, key, value lose rows of weight and bias, output "
         "loses columns and keeps its bias; set out_features, in_features and num_heads.",
@@ -1199,21 +1184,19 @@ class _BareErrors(Export):
             model.train(was_training)
 
 
+ONE_LAYER = {"num_hidden_layers": 1}
+
+
 def _export_cases(rng: np.random.Generator) -> Iterator[Case]:
-    shapes = [[1, 1], [1, 16], [2, 7], [5, int(rng.integers(3, 14))]]
     batches = [
         drawn_batch(rng, [seq, *rng.integers(1, seq + 1, size - 1).tolist()], seq)
-        for size, seq in shapes
+        for size, seq in ((1, 1), (2, int(rng.integers(9, 17))), (5, 7))  # the example is 2 x 7
     ]
-    yield Case(
-        "read by ONNX Runtime at four shapes", {"state": drawn_state(rng), "batches": batches}
-    )
-    yield Case("a model in training mode", {"state": drawn_state(rng), "train": True})
-    place = int(rng.integers(2))
-    yield Case(
-        "a part that cannot be exported",
-        {"state": drawn_state(rng), "stubborn": place, "train": True},
-    )
+    state = drawn_state(rng, **ONE_LAYER)
+    yield Case("read by ONNX Runtime at three shapes", {"state": state, "batches": batches})
+    yield Case("a model in training mode", {"state": state, "train": True})
+    part = ["up", "down"][int(rng.integers(2))]
+    yield Case("a part that cannot be exported", {"state": state, "stubborn": part, "train": True})
 
 
 def _export_probe(
@@ -1221,9 +1204,9 @@ def _export_probe(
     state: Mapping[str, Tensor],
     batches: list[dict[str, Tensor]] | None = None,
     train: bool = False,
-    stubborn: int | None = None,
+    stubborn: str | None = None,
 ) -> Any:
-    model = model_of(state, train)
+    model = model_of(state, train, **ONE_LAYER)
     if batches is not None and state["classifier.bias"].dtype == torch.float64:
         # ONNX Runtime has no float64 for all of it: the truth is the model itself.
         with torch.no_grad():
@@ -1278,11 +1261,10 @@ def _has_dropout(path: Path) -> bool:
     return any(node.op_type == "Dropout" for node in onnx.load(path).graph.node)
 
 
-def _not_exported(part: Any, model: Any, path: Path, place: int) -> dict[str, Any]:
+def _not_exported(part: Any, model: Any, path: Path, stubborn: str) -> dict[str, Any]:
     path.write_text("what was there before")
-    layer = model.bert.encoder.layers[place].feed_forward
-    layer.up.__class__ = Stubborn
-    name = f"encoder.layers.{place}.feed_forward.up"
+    getattr(model.bert.encoder.layers[0].feed_forward, stubborn).__class__ = Stubborn
+    name = f"encoder.layers.0.feed_forward.{stubborn}"
     found = error_of(lambda: part.export_onnx(model, path), name, "fingers")
     return {**found, "mode": mode(model), "the file before": path.read_text()}
 
@@ -1326,8 +1308,8 @@ EXPORT = Exercise(
         ),
         Misconception(
             "the inputs have other names",
-            "Whoever runs the file feeds it by name, and every program for BERT uses Transformers' "
-            "names: input_ids, attention_mask, token_type_ids.",
+            "Whoever runs the file feeds it by name, and programs for BERT use Transformers' "
+            "names: input_ids, attention_mask and token_type_ids, in this order. See `INPUTS`.",
             {"export_onnx": _OtherNames()},
         ),
         Misconception(
@@ -1648,8 +1630,8 @@ ADAPTERS = Exercise(
         ),
         Misconception(
             "the linear layer is trained as well",
-            "The point is to train the two thin matrices alone: an optimizer keeps two more numbers "
-            "for every parameter that it trains. Freeze the layer.",
+            "The point is to train the two thin matrices alone: an optimizer keeps two more "
+            "numbers for every parameter that it trains. Freeze the layer.",
             {"LoRALinear": _BaseTrained},
         ),
         Misconception(
@@ -1947,8 +1929,8 @@ COMPARE = Exercise(
         ),
         Misconception(
             "the model is left in eval mode",
-            "A measurement must not change what it measures. Remember `model.training`, and put "
-            "it back: `read_mode` (given) does both.",
+            "A measurement must not change what it measures: somebody goes on training afterwards. "
+            "Remember `model.training`, and put it back: `read_mode` (given) does both.",
             {"compare": _EvalForGood()},
         ),
         Misconception(
@@ -2070,10 +2052,10 @@ class _SaysNothing(Preparing):
 
 class _OneForAll(Preparing):
     def packed(self, linear: nn.Linear, precision: str, ways: dict[Any, str]) -> nn.Module:
-        shape = next(iter(ways), tuple(linear.weight.shape))
-        found = super().packed(linear, precision, shapes := {shape: ways.get(shape, "as it is")})
-        ways.update({shape: shapes[shape]} if not ways else {})
-        return found
+        if not ways:
+            return super().packed(linear, precision, ways)
+        way = next(iter(ways.values()))
+        return super().packed(linear, precision, {tuple(linear.weight.shape): way})
 
 
 class _Twice(Preparing):
@@ -2086,7 +2068,7 @@ class _Twice(Preparing):
 def _prepare_cases(rng: np.random.Generator) -> Iterator[Case]:
     def inputs(lengths: Sequence[int], **more: Any) -> dict[str, Any]:
         batch = texts_of(drawn_batch(rng, lengths, max(lengths)))
-        return {"state": drawn_state(rng), "batch": batch, **more}
+        return {"state": drawn_state(rng, **ONE_LAYER), "batch": batch, **more}
 
     yield Case("a padded batch", inputs([7, 3, 1]))
     yield Case("a batch without padding", inputs([4, 4]))
@@ -2094,25 +2076,41 @@ def _prepare_cases(rng: np.random.Generator) -> Iterator[Case]:
     yield Case("the model it was made from", inputs([5, 2], wants="original"))
 
 
+@contextmanager
+def measured(found: list[str]) -> Iterator[None]:
+    """Within it, `quickest_linear` notes a shape and picks by it, instead of measuring."""
+    import bertlab.compression as given
+
+    def pick(linear: nn.Linear, precision: str) -> str:
+        found.append(f"{linear.in_features} to {linear.out_features}")
+        usable = linear.weight.dtype == torch.float32 and linear.weight.device.type == "cpu"
+        wide = linear.out_features > linear.in_features
+        ready = torch.backends.mkldnn.is_available()
+        return given.ONEDNN if wide and usable and ready else given.AS_IT_IS
+
+    with mock.patch.object(given, "quickest_linear", pick):
+        yield
+
+
 def _prepare_probe(
     part: Any, state: Mapping[str, Tensor], batch: dict[str, Tensor], wants: str = "numbers"
 ) -> Any:
-    model = model_of(state)
-    if wants == "refusals":
-        return _prepare_refusals(part, model)
-    if wants == "original":
-        return _original(part, model)
-    prepared = part.prepare_for_inference(model)
+    model, shapes = model_of(state, **ONE_LAYER), []
+    with measured(shapes):
+        if wants == "refusals":
+            return _prepare_refusals(part, model)
+        if wants == "original":
+            return _original(part, model)
+        prepared = part.prepare_for_inference(model)
     with torch.no_grad():
-        found = {"logits": prepared(**batch).logits}
-    hidden, inner = SIZES["hidden_size"], SIZES["intermediate_size"]
-    shapes = {f"{hidden} to {n}" for n in (hidden, inner, LABELS)} | {f"{inner} to {hidden}"}
+        logits = prepared(**batch).logits
     return {
-        **found,
+        "logits": logits,
         "mode": mode(prepared),
         "class": type(prepared).__name__,
         "read": prepared.bert.calls,
-        "a choice for each shape": set(prepared.picked) == shapes,
+        "measured": sorted(shapes),
+        "picked": sorted(prepared.picked),
     }
 
 
@@ -2150,20 +2148,20 @@ PREPARE = Exercise(
     misconceptions=(
         Misconception(
             "the model itself is changed",
-            "Then there is no way back: it cannot be trained any further, and whoever else holds it "
-            "is surprised. Prepare a copy; `shared_copy` (given) costs almost no memory.",
+            "Then there is no way back: it cannot be trained any further, and whoever else holds "
+            "it is surprised. Prepare a copy; `shared_copy` (given) costs almost no memory.",
             {"prepare_for_inference": _InPlace()},
         ),
         Misconception(
             "the copy has parameters of its own",
-            "`copy.deepcopy` doubles the memory of tables that nothing is done to. `shared_copy` "
-            "makes new modules around the same numbers.",
+            "`copy.deepcopy` doubles the memory even of the tables, to which nothing is done. "
+            "`shared_copy` (given) makes new modules around the same numbers.",
             {"prepare_for_inference": _FullCopy()},
         ),
         Misconception(
             "a model in training mode is taken",
-            "Somebody in the middle of training would get a copy that is out of date after the next "
-            "step, and not notice. Refuse it, and say how to go to eval mode.",
+            "Somebody in the middle of training would get a copy that is out of date after the "
+            "next step, and not notice. Refuse it, and say how to go to eval mode.",
             {"prepare_for_inference": _TrainingTaken()},
         ),
         Misconception(
@@ -2198,8 +2196,8 @@ PREPARE = Exercise(
         ),
     ),
     hints=(
-        "Three checks, each with its ValueError (`require`); a copy; a function that takes a linear "
-        "layer and returns it or a PackedLinear; `replace_modules`; `as_prepared`.",
+        "Three checks, each with its ValueError (`require`); a copy; a function that takes a "
+        "linear layer and returns it or a PackedLinear; `replace_modules`; `as_prepared`.",
         "A dict from shape to way remembers what was measured: `quickest_linear(linear, "
         "precision)` is called once for each (out_features, in_features). Where it says AS_IT_IS, "
         "return the layer itself.",
@@ -2364,8 +2362,8 @@ CLINIC = Exercise(
         ),
         Misconception(
             "only the new rows are taken from the table",
-            "The sizes fit then, and the old rows still differ: the table was trained after the tie "
-            "was lost. All rows of the decoder are the table's.",
+            "The sizes fit then, and the old rows still differ: the table was trained after the "
+            "tie was lost. All rows of the decoder are the table's.",
             _checkpoint(_NewRowsOnly()),
         ),
         Misconception(
@@ -2382,8 +2380,8 @@ CLINIC = Exercise(
         ),
         Misconception(
             "only one of the bias's two names is mended",
-            "Transformers wrote the same bias under two names, and both are read. If they differ in "
-            "size, the checkpoint is refused as before.",
+            "Transformers wrote the same bias under two names, and both are read. If they differ "
+            "in size, the checkpoint is refused as before.",
             _checkpoint(_OneName()),
         ),
         Misconception(
@@ -2394,8 +2392,8 @@ CLINIC = Exercise(
         ),
         Misconception(
             "the two pieces are always exchanged",
-            "A vocabulary that was right is wrong afterwards, and running the cure twice brings the "
-            "illness back. Look first whether they are in each other's place.",
+            "A vocabulary that was right is wrong afterwards, and running the cure twice brings "
+            "the illness back. Look first whether they are in each other's place.",
             _tokens(_Always()),
         ),
         Misconception(
