@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests import bench_grading, bench_model, bench_pretraining
+from tests import bench_grading, bench_model, bench_pretraining, bench_tasks
 from tests.measure import ROOT, Row, complete, paired, seconds, spread
 
 # --- chapter 1: the tokenizer ---
@@ -181,6 +181,7 @@ BENCHES = {
     "data": bench_pretraining.data,
     "loss": bench_pretraining.loss,
     "corpus": bench_pretraining.corpus,
+    "tasks": bench_tasks.tasks,
 }
 
 

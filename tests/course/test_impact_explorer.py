@@ -33,7 +33,7 @@ def logits_of(ids: list[int]) -> torch.Tensor:
 
 
 def test_probabilities_and_impacts_are_those_of_the_model(found):
-    tokenizer = explorer._model()[0]
+    tokenizer = explorer.encoder()[0]
     ids = tokenizer(explorer.SENTENCE)["input_ids"]
     whole = logits_of(ids)
     assert found.probabilities == pytest.approx(whole.softmax(-1).tolist(), abs=1e-5)

@@ -16,6 +16,7 @@ from bertlab.course.tasks import (
     cached,
     checked_sentences,
     conll_examples,
+    entities,
     leaks,
     library_of_paragraph,
     near_duplicates,
@@ -23,6 +24,7 @@ from bertlab.course.tasks import (
     questions_about_parameters,
     same_docstring,
     shared_words_baseline,
+    spans,
     squad_examples,
     sst2_examples,
     template_sentences,
@@ -32,7 +34,6 @@ from bertlab.course.tasks import (
     word_list_baseline,
 )
 from bertlab.course.tasks import docstrings as places
-from bertlab.course.tasks import entities, spans
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,8 @@ def test_near_duplicates_are_those_of_the_definition():
         ]
         assert near_duplicates(texts, threshold) == expected
     assert near_duplicates(texts, 0.4) == [(0, 1), (0, 2), (1, 2)]
+    assert near_duplicates(["a b c d e f g h i", "b c d e"], 0.9) == []
+    assert near_duplicates(["a b c d e f g h i", "b c d e"], 0.9, contained=True) == [(0, 1)]
     assert without_near_duplicates(texts, str) == [texts[0], *texts[3:]]
 
 
@@ -186,7 +189,7 @@ def test_pairs_that_belong_together_are_of_one_docstring_and_others_are_not(pair
 
 @pytest.mark.parametrize("sizes", [(3, 2, 2), (2, 0, 2)])
 def test_an_odd_number_of_pairs_is_refused_by_name(sizes):
-    with pytest.raises(ValueError, match="(train|validation) is [30]"):
+    with pytest.raises(ValueError, match=r"(train|validation) is [30]"):
         same_docstring(*sizes)
 
 
@@ -295,6 +298,31 @@ def test_the_word_list_knows_words_and_nothing_else(complete):
     made = template_sentences(300)
     tags = word_list_baseline(made, [["NumPy", "is", "never", "an", "int"], ["int"]])
     assert tags == [["B-library", "O", "O", "O", "B-type"], ["B-type"]]
+
+
+PROSE = """Return the sorted values.
+
+    The values are sorted along an axis. It is the last
+    one by default, i.e. axis -1. See `argsort`, e.g. for
+    indices of the sorted values.
+
+    axis (int, optional): Along which axis the values are sorted. Default: -1
+    kind (str): How the values are sorted in the end.
+
+    >>> This is an example and not a sentence of prose.
+    - This is in a list and not a sentence of prose.
+    """
+
+
+def test_sentences_are_of_prose_and_do_not_run_into_one_another():
+    found = [" ".join(PROSE[a:b].split()) for a, b in places.sentences_of(PROSE)]
+    assert found == [
+        "The values are sorted along an axis.",
+        "It is the last one by default, i.e. axis -1.",
+        "See `argsort`, e.g. for indices of the sorted values.",
+        "axis (int, optional): Along which axis the values are sorted.",
+        "kind (str): How the values are sorted in the end.",
+    ]
 
 
 # Questions ---------------------------------------------------------------------------------------

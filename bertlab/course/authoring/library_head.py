@@ -15,12 +15,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bertlab.course.tasks import LabelledText, library_of_paragraph
-from bertlab.course.widgets.impact_explorer import HEAD_FILE, _model, features
+from bertlab.course.widgets.impact_explorer import HEAD_FILE, encoder, features
 
 
 def main() -> None:
     """Train the head, print its accuracy on paragraphs it has not seen, and write it."""
-    task = library_of_paragraph(train=100, validation=10, test=30, seed=1)
+    task = library_of_paragraph(train=80, validation=2, test=40, seed=1)
     labels = [label for _, label in task.train]
     model = LogisticRegression(C=10.0, max_iter=2000).fit(read(task.train).numpy(), labels)
     found = model.predict(read(task.test).numpy())
@@ -32,7 +32,7 @@ def main() -> None:
 
 def read(part: Sequence[LabelledText], size: int = 32) -> Tensor:
     """The features of some paragraphs, `[paragraphs, 384]`."""
-    tokenizer, order = _model()[0], sorted(range(len(part)), key=lambda i: len(part[i].text))
+    tokenizer, order = encoder()[0], sorted(range(len(part)), key=lambda i: len(part[i].text))
     rows = torch.zeros(len(part), 384)
     for start in tqdm(range(0, len(order), size), unit=" batches"):
         chosen = order[start : start + size]

@@ -189,6 +189,7 @@ def how_to_mend(library: str) -> str:
 
 SENTENCE_END = re.compile(r"(?<!e\.g)(?<!i\.e)(?<!etc)(?<!cf)(?<!vs)[.!?](?=\s+[A-Z`*]|\s*$)")
 NOT_PROSE = re.compile(r"(>>>|\.\. |:|-{3}|={3}|\*{3}|[-*+|\\#] |\d+[.)] )")
+ENTRY = re.compile(r"[`*]{0,2}\w+[`*]{0,2} \(.*\)\s*:")  # "dim (int, optional): ..."
 FEWEST_WORDS, MOST_WORDS = 6, 40
 
 
@@ -209,27 +210,24 @@ def sentences_of(text: str) -> Iterator[tuple[int, int]]:
 
 
 def blocks_of(text: str) -> Iterator[tuple[int, int]]:
-    """Runs of lines that are indented alike and are not blank: `(start, end)`, in characters."""
-    start = end = place = 0
-    indentation, in_example = -1, False
-    for line in text.splitlines(keepends=True):
+    """Runs of lines that are indented alike, none of them blank: `(start, end)`, in characters.
+
+    A parameter's entry begins a block. One with a line that is no prose is left out.
+    """
+    block: list[tuple[int, int]] = []  # where its lines begin, without indentation, and end
+    depth_of_block, place, is_prose = 0, 0, True
+    for line in [*text.splitlines(keepends=True), ""]:
         content = line.strip()
-        depth = len(line) - len(line.lstrip()) if place else indentation
-        if not content or (place and depth != indentation):
-            if start < end and not in_example:
-                yield start, end
-            start, in_example, indentation = place + depth, False, depth
+        depth = len(line) - len(line.lstrip())
+        if block and (not content or depth != depth_of_block or ENTRY.match(content)):
+            if is_prose:
+                yield block[0][0], block[-1][1]
+            block, is_prose = [], True
         if content:
-            in_example = in_example or NOT_PROSE.match(content) is not None
-            end = place + len(line.rstrip())
-        if not content:
-            start, end = place + len(line), 0
-            indentation = -1
-        elif place == 0:
-            start, indentation = len(line) - len(line.lstrip()), -1
+            block.append((place + depth, place + len(line.rstrip())))
+            depth_of_block = depth
+            is_prose = is_prose and NOT_PROSE.match(content) is None
         place += len(line)
-    if start < end and not in_example:
-        yield start, end
 
 
 def is_sentence(text: str) -> bool:

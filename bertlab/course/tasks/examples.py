@@ -70,7 +70,9 @@ class Task(Generic[Item]):
     test: list[Item]
 
 
-def near_duplicates(texts: Sequence[str], threshold: float = THRESHOLD) -> list[tuple[int, int]]:
+def near_duplicates(
+    texts: Sequence[str], threshold: float = THRESHOLD, contained: bool = False
+) -> list[tuple[int, int]]:
     """All pairs of texts that say nearly the same: `(first, second)`, first below second.
 
     The Jaccard index of two texts is how many triples of consecutive words they share, divided by
@@ -81,6 +83,8 @@ def near_duplicates(texts: Sequence[str], threshold: float = THRESHOLD) -> list[
     Args:
         texts: in any order.
         threshold: above 0, at most 1.
+        contained: divide by how many triples the shorter text has, so that a text and a part of it
+            are near-duplicates, too.
 
     Raises:
         ValueError: `threshold` is out of range.
@@ -100,8 +104,9 @@ def near_duplicates(texts: Sequence[str], threshold: float = THRESHOLD) -> list[
     ones = np.ones(len(indices), dtype=np.int32)
     table = csr_matrix((ones, indices, ends), shape=(len(texts), len(columns)))
     shared: Any = triu(table @ table.T, k=1).tocoo()
-    union = sizes[shared.row] + sizes[shared.col] - shared.data
-    close = shared.data >= threshold * union
+    first, second = sizes[shared.row], sizes[shared.col]
+    whole = np.minimum(first, second) if contained else first + second - shared.data
+    close = shared.data >= threshold * whole
     return sorted(zip(shared.row[close].tolist(), shared.col[close].tolist(), strict=True))
 
 

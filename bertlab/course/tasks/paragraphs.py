@@ -4,6 +4,7 @@ Each comes with a baseline that cannot read: it counts words.
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -32,9 +33,17 @@ def library_of_paragraph(
     Returns:
         A task whose labels are the libraries' names. No two paragraphs in it, of whatever library,
         are near-duplicates.
+
+    Raises:
+        ValueError: there are not enough paragraphs.
     """
     each = train + validation + test
     drawn = documentation(per_library=round(SPARE * each), min_words=12, seed=seed)
+    fewest = min(Counter(paragraph.library for paragraph in drawn).values())
+    if fewest < each:
+        raise ValueError(
+            f"{each} paragraphs of each library were asked for, but there are {fewest}"
+        )
     parts: list[list[LabelledText]] = [[], [], []]
     fresh = without_near_duplicates(drawn, lambda paragraph: paragraph.text)
     for label, library in enumerate(FILES):

@@ -170,14 +170,14 @@ def asked(
 
 
 def without_entries_of(some: Sequence[Section], others: Sequence[Section]) -> list[Section]:
-    """Some sections, less each entry that is nearly the same as one of the others'.
+    """Some sections, less each entry that is nearly one of the others', or a part of it.
 
-    Functions of one module describe the same parameter in the same words.
+    Functions of one module describe the same parameter in the same words, one at more length.
     """
     known = [entry_of(section, p) for section in others for p in section.parameters]
     asked = [(i, p) for i, section in enumerate(some) for p in section.parameters]
     texts = [*known, *(entry_of(some[i], p) for i, p in asked)]
-    pairs = near_duplicates(texts)
+    pairs = near_duplicates(texts, 0.7, contained=True)
     seen = {j - len(known) for i, j in pairs if i < len(known) <= j}
     kept: dict[int, list[Parameter]] = {}
     for number, (i, parameter) in enumerate(asked):

@@ -46,16 +46,22 @@ class Decision:
 
 
 @lru_cache(maxsize=1)
-def _model() -> tuple[Any, Any, Any, Any]:
-    """Tokenizer, encoder, and weight `[8, 384]` and bias `[8]` of the head."""
-    from safetensors.torch import load_file
+def encoder() -> tuple[Any, Any]:
+    """MiniLM's tokenizer, and MiniLM."""
     from transformers import BertTokenizer
 
     from bertlab.course.reference import minilm, minilm_folder
 
+    return BertTokenizer.from_pretrained(minilm_folder()), minilm()
+
+
+@lru_cache(maxsize=1)
+def _head() -> tuple[Any, Any]:
+    """The layer's weight `[8, 384]` and bias `[8]`."""
+    from safetensors.torch import load_file
+
     head = load_file(HEAD_FILE)
-    tokenizer = BertTokenizer.from_pretrained(minilm_folder())
-    return tokenizer, minilm(), head["weight"], head["bias"]
+    return head["weight"], head["bias"]
 
 
 def features(input_ids: Any, attention_mask: Any) -> Any:
@@ -63,7 +69,7 @@ def features(input_ids: Any, attention_mask: Any) -> Any:
     import torch
 
     with torch.no_grad():
-        states = _model()[1](input_ids, attention_mask).last_hidden_state
+        states = encoder()[1](input_ids, attention_mask).last_hidden_state
     mask = attention_mask[..., None].float()
     return (states * mask).sum(dim=1) / mask.sum(dim=1)
 
@@ -82,7 +88,7 @@ def decide(text: str, target: str = LIKELIEST) -> Decision:
 
     if target not in (*FILES, LIKELIEST):
         raise ValueError(f"target is {target!r}, but must be {LIKELIEST} or one of {list(FILES)}")
-    tokenizer, _, weight, bias = _model()
+    tokenizer, (weight, bias) = encoder()[0], _head()
     ids = tokenizer(text)["input_ids"]
     pieces = len(ids) - 2
     if not 0 < pieces <= MOST_PIECES:
