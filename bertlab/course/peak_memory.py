@@ -64,6 +64,7 @@ def _in_a_process(files: dict[str, str], batch: Path) -> dict[str, float | None]
         done = subprocess.run(
             command,
             env={**os.environ, "PYTHONPATH": home},
+            cwd=home,  # Python looks there first
             capture_output=True,
             timeout=SECONDS,
             check=True,
