@@ -336,6 +336,7 @@ class Int8Linear(nn.Module):
     weight: Tensor
     scale: Tensor
     zero_point: Tensor
+    bias: Tensor | None
 
     def __init__(self, linear: nn.Linear, per_channel: bool = True) -> None:
         super().__init__()
