@@ -22,10 +22,9 @@ WORDS = {
     "note": "",
 }
 
-#: The look of everything shown: see ``look.css``. Comments are left out of what notebooks store.
-STYLE = "<style>\n{}</style>".format(
-    re.sub(r"/\*.*?\*/\n", "", (Path(__file__).parent / "look.css").read_text(), flags=re.DOTALL)
-)
+_LOOK = (Path(__file__).parent / "look.css").read_text(encoding="utf-8")
+#: The look of everything shown. Comments are left out of what notebooks store.
+STYLE = "<style>\n{}</style>".format(re.sub(r"/\*.*?\*/\n", "", _LOOK, flags=re.DOTALL))
 
 
 @dataclass(frozen=True)

@@ -311,7 +311,7 @@ def _hash_of_cell(cell: dict[str, Any]) -> str:
 
 def update(root: Path, newer: Path) -> tuple[Plan, Path | None]:
     """Plan and carry out, with the copy locked; returns the plan and the folder of the backup."""
-    with Workspace(root)._locked():
+    with Workspace(root).locked():
         made = plan(root, newer)
         return made, apply(root, newer, made)
 
@@ -328,7 +328,7 @@ def apply(root: Path, newer: Path, made: Plan) -> Path | None:
     try:
         backup = _keep(root, sorted(set(made.kept)))
         for name, content in made.writes.items():
-            _write(root / name, content)
+            write_atomically(root / name, content)
             (root / name).chmod((newer / name).stat().st_mode | 0o200)
         for name in made.removed:
             (root / name).unlink(missing_ok=True)
@@ -350,16 +350,6 @@ def _keep(root: Path, names: list[str]) -> Path | None:
         (backup / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / name, backup / name)
     return backup
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        write_atomically(path, content.decode("utf-8"))
-    except UnicodeDecodeError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.new")
-        beside.write_bytes(content)
-        beside.replace(path)
 
 
 def _bytes(path: Path) -> bytes | None:

@@ -48,13 +48,16 @@ class RegionChanged(WorkspaceError):
         self.difference = difference
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees the old file or the new one, never a part."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write to `path` so that a reader sees the old file or the new one, never a part.
+
+    Text is written as UTF-8, with the line ends that it has.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".new")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
@@ -129,7 +132,7 @@ class Workspace:
             RegionChanged: the region holds work that the notebook did not write.
             WorkspaceError: the file is read-only or cannot be written.
         """
-        with self._locked():
+        with self.locked():
             self._remove_leftovers()
             current = self.region(exercise_id).text
             text = normalize_text(text)
@@ -185,7 +188,7 @@ class Workspace:
                 restored = replace_region(restored, other, find_region(source, other).text)
             except RegionError:
                 lost.append(other)
-        with self._locked(), self._saying(module):
+        with self.locked(), self._saying(module):
             self._check_writable(self.path(module))
             for other in lost:
                 self._keep(other, source)
@@ -244,7 +247,7 @@ class Workspace:
     def remember(self, exercise_id: str, **facts: Any) -> None:
         """Add facts to what is remembered of an exercise; silently not, if that is read-only."""
         try:
-            with self._locked():
+            with self.locked():
                 self._remember(exercise_id, facts)
         except (OSError, WorkspaceError):
             return
@@ -283,7 +286,12 @@ class Workspace:
         judged = (known.get("judged"), known.get("cases"))
         return known["status"] if current == judged else "stale"
 
-    def _locked(self):
+    def locked(self) -> Any:
+        """Return a lock to hold, by ``with``, while files of the workspace are changed.
+
+        Raises:
+            WorkspaceError: the folder is not writable.
+        """
         from filelock import FileLock
 
         folder = self.root / ".bertlab"

@@ -337,10 +337,9 @@ def test_a_span_as_long_as_the_world_is_only_wrong(grader):
 
 def test_a_config_as_large_as_the_world_is_only_wrong(grader, solutions):
     """What a student saved is read by Transformers on the trusted side: no more than is known"""
-    lines = '    config = model.config.to_hf() | {"architectures": [type(model).__name__]}\n'
-    assert lines in solutions["weights"]
-    huge = lines + '    config |= {"vocab_size": 10**12, "auto_map": {"AutoModel": "x.y"}}\n'
-    handed_in = {**solutions, "weights": solutions["weights"].replace(lines, huge)}
+    line = next(x for x in solutions["weights"].split("\n") if "config = model.config.to_hf()" in x)
+    huge = line + '\n    config |= {"vocab_size": 10**12, "auto_map": {"AutoModel": "x.y"}}'
+    handed_in = {**solutions, "weights": solutions["weights"].replace(line, huge)}
     result = judged(grader, handed_in, "5.4")
     assert result.points < result.max_points
     assert "grader" not in {test.reason for test in result.tests}

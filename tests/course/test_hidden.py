@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from bertlab.course import exercise as exercises
 from bertlab.course import outline
 from bertlab.course.exercises import chapter_6, chapter_7
+from bertlab.course.grading import slices
 from bertlab.course.grading.grader import (
     BrokenTests,
     ExerciseResult,
@@ -313,6 +315,18 @@ def test_a_broken_file_is_said_before_anything_is_graded(tmp_path, solutions):
     (tmp_path / "test_broken.py").write_text("import torch\ndef test_it(:\n")
     with pytest.raises(BrokenTests, match="test_broken"):
         Grader(tmp_path, {}, solutions, SEED, "none")
+
+
+def test_a_probe_that_cannot_be_called_by_its_name_is_refused():
+    exercise = exercises.load("3.2")
+
+    def inside(part: Any, **inputs: Any) -> Any:
+        return exercise.probe(part, **inputs)
+
+    assert slices.helpers_of(exercise)
+    for probe in (inside, lambda part: part, partial(exercise.probe)):
+        with pytest.raises(slices.NamelessProbe, match="top level of its file"):
+            slices.helpers_of(replace(exercise, probe=probe))
 
 
 # --- the handbook's example ---

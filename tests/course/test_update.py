@@ -206,11 +206,11 @@ def test_an_update_that_was_stopped_is_finished_by_the_next(
         written.append(path)
         real(path, content)
 
-    real = update._write
-    monkeypatch.setattr(update, "_write", failing)
+    real = update.write_atomically
+    monkeypatch.setattr(update, "write_atomically", failing)
     with pytest.raises(WorkspaceError, match="No space left"):
         update.update(student_copy, newer)
-    monkeypatch.setattr(update, "_write", real)
+    monkeypatch.setattr(update, "write_atomically", real)
     update.update(student_copy, newer)
     text = (student_copy / "bertlab" / "config.py").read_text("utf-8")
     assert find_regions(text)["0.1"].text == MINE

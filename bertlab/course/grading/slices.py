@@ -19,15 +19,25 @@ class AnswerInProbe(RuntimeError):
     """A probe reaches something that must not enter the sandbox."""
 
 
+class NamelessProbe(RuntimeError):
+    """A probe that cannot be cut out: no function of its file has its name."""
+
+
 def helpers_of(exercise: Exercise) -> dict[str, str]:
     """Return the modules with which an exercise's probe can be called: name to text.
 
     Raises:
         AnswerInProbe: the probe reaches the exercise's own reference or the list of exercises.
+        NamelessProbe: the probe is a lambda, say, or a function made inside another.
     """
-    home = exercise.probe.__module__
+    home, name = exercise.probe.__module__, getattr(exercise.probe, "__name__", "")
+    if getattr(importlib.import_module(home), name, None) is not exercise.probe:
+        raise NamelessProbe(
+            f"the probe of exercise {exercise.id} is {exercise.probe}, but must be a function at "
+            "the top level of its file: it is cut out of the file and called by its name"
+        )
     answers = {(home, _name_of(part)) for part in exercise.reference.values()}
-    return sliced({(home, exercise.probe.__name__)}, frozenset(answers | {(home, "EXERCISES")}))
+    return sliced({(home, name)}, frozenset(answers | {(home, "EXERCISES")}))
 
 
 def _name_of(part: Any) -> str:
