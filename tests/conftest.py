@@ -42,6 +42,18 @@ def complete(tmp_path_factory) -> Iterator[SimpleNamespace]:
         sys.modules.pop(f"bertlab.{name}", None)
 
 
+@pytest.fixture(autouse=True)
+def _no_package_is_loaded_over_the_complete_one() -> Iterator[None]:
+    """`complete` is there for every test of a process: one that loads a package would swap it.
+
+    Such a test runs its code in a process of its own (`kernels.python`).
+    """
+    before = [finder for finder in sys.meta_path if type(finder).__name__ == "Package"]
+    yield
+    after = [finder for finder in sys.meta_path if type(finder).__name__ == "Package"]
+    assert not before or before == after, "this test loaded a package over `complete`"
+
+
 @pytest.fixture(scope="session")
 def pristine_copy(tmp_path_factory) -> Path:
     """A student's copy that no test may change; copy it with `student_copy`."""

@@ -1,7 +1,7 @@
-"""The cards that `%%fill`, `%check`, `%hint` and `%status` show."""
+"""The cards that `%%fill`, `%check` and `%hint` show; `path` has that of `%status`."""
 
 from bertlab.course import exercise as exercises
-from bertlab.course import outline, path
+from bertlab.course import outline
 from bertlab.course.display import Shown, card
 from bertlab.course.judging import Verdict
 from bertlab.course.regions import lines_of
@@ -157,8 +157,3 @@ def next_hint(workspace: Workspace, exercise_id: str) -> int:
     number = min(seen + 1, len(exercises.load(exercise_id).hints))
     workspace.remember(exercise_id, hints=number)
     return number
-
-
-def status(workspace: Workspace) -> Shown:
-    """Return the course at a glance: each chapter's exercises, what is next, what is left."""
-    return path.card(workspace)

@@ -50,17 +50,16 @@ def lab(
 ) -> None:
     """Open JupyterLab where you are in the course; further options go to JupyterLab."""
     from bertlab.course import outline
-    from bertlab.course.cards import status as status_card
+    from bertlab.course.path import card as status_card
     from bertlab.course.path import write_page
     from bertlab.course.workspace import Workspace
 
     root, workspace = outline.COURSE_ROOT, Workspace()
-    unfinished = chapter_to_open(workspace, chapter)
-    opened = f"chapters/{unfinished.file}.ipynb"
     page = write_page(workspace)
-    typer.echo(status_card(workspace).text + "\n")
+    opened = f"chapters/{chapter_to_open(workspace, chapter).file}.ipynb"
     if page is not None and chapter is None:
         opened = page.name
+    typer.echo(status_card(workspace).text + "\n")
     typer.echo(f"Opening {opened}. Ctrl-C here ends JupyterLab.")
     sys.stdout.flush()
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
@@ -86,24 +85,22 @@ def chapter_to_open(workspace: Any, number: int | None = None) -> Any:
         UnknownExercise: the course has no chapter of this number.
     """
     from bertlab.course import outline
+    from bertlab.course.path import steps
 
     chapters = outline.chapters()
-    if number is not None:
-        if not 0 <= number < len(chapters):
-            raise outline.UnknownExercise(
-                f"--chapter is {number}; the course has chapters 0 to {len(chapters) - 1}"
-            )
-        return chapters[number]
-    return next(
-        (c for c in chapters for e in c.exercises if workspace.status(e.id) != "passed"),
-        chapters[0],
-    )
+    if number is None:
+        return next((step.chapter for step in steps(workspace) if step.is_next), chapters[0])
+    if not 0 <= number < len(chapters):
+        raise outline.UnknownExercise(
+            f"--chapter is {number}; the course has chapters 0 to {len(chapters) - 1}"
+        )
+    return chapters[number]
 
 
 @app.command()
 def status() -> None:
     """Show the course at a glance."""
-    from bertlab.course.cards import status as status_card
+    from bertlab.course.path import card as status_card
     from bertlab.course.workspace import Workspace
 
     typer.echo(status_card(Workspace()).text)

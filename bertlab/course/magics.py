@@ -14,7 +14,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from IPython.display import display
 
-from bertlab.course import cards, judging, outline
+from bertlab.course import cards, judging, outline, path
 from bertlab.course.display import Shown, card
 from bertlab.course.elsewhere import judged_elsewhere
 from bertlab.course.package import Package, remove_packages, try_module
@@ -144,7 +144,7 @@ class CourseMagics(Magics):
     @line_magic
     def status(self, line: str) -> None:
         """Show the whole course at a glance."""
-        display(cards.status(self.workspace))
+        display(path.card(self.workspace))
 
     # --- filling ---
 

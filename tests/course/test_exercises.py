@@ -3,6 +3,8 @@ misconception fails and is named. New exercises are covered without a line here.
 
 import json
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -120,3 +122,22 @@ def test_a_check_that_never_ends_is_an_error_and_the_rest_is_judged(student_copy
     first, second = python(student_copy, script).splitlines()
     assert first.startswith("error ") and "within 1 seconds" in first
     assert second.startswith("todo")
+
+
+def test_students_can_test_their_own_package(student_copy, root):
+    """Right, wrong and to do: what `make test` says in a student's copy."""
+    workspace = Workspace(student_copy)
+    solved = (root / "solutions" / "bertlab" / "config.py").read_text(encoding="utf-8")
+    workspace.fill("0.1", find_regions(solved)["0.1"].text)
+    workspace.fill("2.2", "def sinusoidal_positions(length, width):\n    return None\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/public", "-rA"],
+        cwd=student_copy,
+        env={**os.environ, "PYTHONPATH": str(student_copy)},
+        capture_output=True,
+        text=True,
+    )
+    name = "tests/public/test_package.py::test_the_part_agrees_with_the_reference"
+    assert f"PASSED {name}[0.1]" in done.stdout, done.stdout + done.stderr
+    assert f"FAILED {name}[2.2]" in done.stdout
+    assert f"1 failed, 1 passed, {len(IDS) - 2} skipped" in done.stdout

@@ -4,7 +4,7 @@ import matplotlib
 import pytest
 
 from bertlab.course.widgets import loss_curve
-from bertlab.course.widgets.loss_curve import LossCurve, smoothed
+from bertlab.course.loss_curve import LossCurve, smoothed
 
 matplotlib.use("Agg")
 

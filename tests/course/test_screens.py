@@ -43,6 +43,7 @@ EXPLORERS = (
     "attention_explorer",
     "agreement_explorer",
     "mask_explorer",
+    "masking_explorer",
 )
 FIRST = 4  # the cell of the first explorer, counted from 0
 
@@ -274,6 +275,20 @@ def test_the_mask_explorer_follows_the_slider_and_typing(page):
     wait_for_text(page, area, "square")
     assert "rank" in picture(area)
     photograph(area, "mask_explorer")
+
+
+def test_the_masking_explorer_follows_the_sliders_and_typing(page):
+    area = explorer(page, "masking_explorer")
+    assert "pieces chosen" in picture(area)
+    first = picture(area)
+    area.locator(".noUi-handle").nth(1).press("ArrowRight")  # another draw
+    page.wait_for_timeout(1_000)
+    assert picture(area) != first
+    for _ in range(20):
+        area.locator(".noUi-handle").first.press("ArrowRight")  # every piece is chosen
+    type_into(area, 0, "the matrix must be square")
+    wait_for_text(page, area, "5 of 5")
+    photograph(area, "masking_explorer")
 
 
 def test_nothing_failed_and_nothing_was_asked_of_another_host(page):

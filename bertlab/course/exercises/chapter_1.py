@@ -7,7 +7,7 @@ Nothing here imports PyTorch or Transformers: `tokenizers`, the Rust library beh
 import re
 import tempfile
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -948,8 +948,41 @@ Pair = tuple[str, str]
 FIRST_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
+class _Counts:
+    """How often each symbol and each pair occurs, kept right while words change."""
+
+    def __init__(self, words: Mapping[str, int]) -> None:
+        self.symbols: Counter[str] = Counter()
+        self.pairs: Counter[Pair] = Counter()
+        self.pairs_of: defaultdict[str, set[Pair]] = defaultdict(set)
+        self.add(words)
+
+    def add(self, words: Mapping[str, int]) -> set[Pair]:
+        """Add the symbols and pairs of words. Returns the pairs with another score from now on."""
+        symbols: Counter[str] = Counter()
+        pairs: Counter[Pair] = Counter()
+        for word, count in words.items():
+            spelled = word.split()
+            for symbol in spelled:
+                symbols[symbol] += count
+            for both in pairwise(spelled):
+                pairs[both] += count
+        self.symbols.update(symbols)
+        self.pairs.update(pairs)
+        changed = {both for both, count in pairs.items() if count}
+        for both in changed:
+            for symbol in both:
+                self.pairs_of[symbol].add(both)
+        for both in [both for both in changed if not self.pairs[both]]:
+            del self.pairs[both]
+            for symbol in both:
+                self.pairs_of[symbol].discard(both)
+        moved = (symbol for symbol, count in symbols.items() if count)
+        return changed.union(*(self.pairs_of[symbol] for symbol in moved))
+
+
 class ByDefinition:
-    """The definition, written out and far too slow: each merge counts everything anew.
+    """The definition, written out: of all pairs that are left the best is joined, in all words.
 
     A word is a string of symbols with blanks between them, as in Sennrich et al. 2016. The
     trainers of `tokenizers` are what one would call in production. They cannot be the reference:
@@ -971,17 +1004,33 @@ class ByDefinition:
         words = {self.spelled(word): self.weight(count) for word, count in word_counts.items()}
         alphabet = self.alphabet(words)
         size = self.size(vocab_size, alphabet, special_tokens)
-        merged: list[str] = []
-        while len(alphabet) + len(merged) < size:
-            best = self.best(words, rule)
+        made = self.joined_until(size, words, alphabet, rule)
+        return [*special_tokens, *made] if self.special_tokens_first else [*made, *special_tokens]
+
+    def joined_until(
+        self, size: int, words: dict[str, int], alphabet: Sequence[str], rule: str
+    ) -> list[str]:
+        """Return the alphabet and the pieces that joining adds, in order, `size` at most."""
+        made = dict.fromkeys(alphabet)
+        counts = _Counts(words)
+        changed, scores = set(counts.pairs), {}
+        while len(made) < size:
+            for both in changed:
+                if both in counts.pairs:
+                    scores[both] = self.score(counts.pairs[both], counts.symbols, both, rule)
+                else:
+                    del scores[both]  # joined everywhere
+            best = self.chosen(scores, counts.pairs)
             if best is None:
                 break
-            name = self.name(*best)
-            if name not in alphabet and name not in merged:
-                merged.append(name)
-            words = {self.joined(word, best): count for word, count in words.items()}
-        made = [*alphabet, *merged]
-        return [*special_tokens, *made] if self.special_tokens_first else [*made, *special_tokens]
+            made.setdefault(self.name(*best))
+            text = " ".join(best)
+            spelled = {word: self.joined(word, best) for word in words if text in word}
+            gone = {old: words.pop(old) for old, new in spelled.items() if new != old}
+            come = {spelled[old]: count for old, count in gone.items()}
+            changed = counts.add({old: -count for old, count in gone.items()} | come)
+            words |= come
+        return list(made)
 
     def spelled(self, word: str) -> str:
         return " ".join([word[0], *("##" + char for char in word[1:])])
@@ -1001,32 +1050,17 @@ class ByDefinition:
             )
         return vocab_size - len(special)
 
-    def best(self, words: Mapping[str, int], rule: str) -> Pair | None:
-        """Return the pair to join next; None where no pair is left."""
-        symbols: Counter[str] = Counter()
-        pairs: Counter[Pair] = Counter()
-        for word, count in words.items():
-            spelled = word.split()
-            for symbol in spelled:
-                symbols[symbol] += count
-            for both in pairwise(spelled):
-                pairs[both] += count
-        scores = {both: self.score(pairs[both], symbols, both, rule) for both in pairs}
-        return self.chosen(scores, pairs)
-
     def score(self, count: int, symbols: Mapping[str, int], both: Pair, rule: str) -> float:
         return count if rule == "bpe" else count / (symbols[both[0]] * symbols[both[1]])
 
     def chosen(self, scores: Mapping[Pair, float], pairs: Mapping[Pair, int]) -> Pair | None:
         highest = max(scores.values(), default=0)
-        return min((both for both in scores if scores[both] == highest), default=None)
+        return min((both for both, score in scores.items() if score == highest), default=None)
 
     def name(self, first: str, second: str) -> str:
         return first + second.removeprefix("##")
 
     def joined(self, word: str, both: Pair) -> str:
-        if " ".join(both) not in word:
-            return word
         pattern = rf"(?<!\S){re.escape(' '.join(both))}(?!\S)"
         return re.sub(pattern, lambda found: self.name(*both), word)
 
@@ -1091,7 +1125,7 @@ def _trained(**changes: Any) -> dict[str, Any]:
 
 
 def _by_score_alone(self: Any, scores: Mapping[Pair, float], pairs: Any) -> Pair | None:
-    return max(scores, key=scores.__getitem__, default=None)
+    return max(pairs, key=scores.__getitem__, default=None)
 
 
 def _largest_of_equals(self: Any, scores: Mapping[Pair, float], pairs: Any) -> Pair | None:

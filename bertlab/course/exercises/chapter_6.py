@@ -825,7 +825,8 @@ def _pair_probe(part: Any, lengths: list[Any], max_length: int, seed: int) -> di
         [key, type(value).__name__] for key, value in rows[0].items()
     )
     if len(rows) < 1000:
-        found["with the same seed, the same"] = rows == pairs(seed)
+        # Several times: three pairs come out the same by chance, once in eight.
+        found["with the same seed, the same"] = all(rows == pairs(seed) for _ in range(8))
         found["with another seed, another"] = any(rows != pairs(seed + i) for i in range(1, 9))
     return {**found, **_laws_of_pairs(rows, tokenizer, sizes, max_length)}
 
