@@ -153,7 +153,10 @@ save_file(made, sys.argv[3])
 """
 
 
-@pytest.mark.skipif("BERTLAB_TORCHAO" not in os.environ, reason="BERTLAB_TORCHAO is not set")
+@pytest.mark.skipif(
+    "BERTLAB_TORCHAO" not in os.environ,
+    reason="BERTLAB_TORCHAO does not say in which folder a torchao stands: pip install --target",
+)
 def test_torchao_makes_the_same_int8(compression, tmp_path):
     weight = torch.randn(30, 64) + torch.linspace(-4, 4, 30)[:, None]
     save_file({"weight": weight}, tmp_path / "weight.safetensors")
