@@ -44,6 +44,7 @@ EXPLORERS = (
     "agreement_explorer",
     "mask_explorer",
     "masking_explorer",
+    "impact_explorer",
 )
 FIRST = 4  # the cell of the first explorer, counted from 0
 
@@ -289,6 +290,18 @@ def test_the_masking_explorer_follows_the_sliders_and_typing(page):
     type_into(area, 0, "the matrix must be square")
     wait_for_text(page, area, "5 of 5")
     photograph(area, "masking_explorer")
+
+
+def test_the_impact_explorer_follows_typing_and_its_menu(page):
+    area = explorer(page, "impact_explorer")
+    assert "It would come from torch" in picture(area)
+    type_into(area, 0, "Draw the graph with its nodes and edges.")
+    wait_for_text(page, area, "What speaks for networkx")
+    assert "It would come from networkx" in picture(area)
+    area.locator("select").first.select_option("sympy")
+    wait_for_text(page, area, "What speaks for sympy")
+    assert "It would come from networkx" in picture(area)  # the decision is the same
+    photograph(area, "impact_explorer")
 
 
 def test_nothing_failed_and_nothing_was_asked_of_another_host(page):
