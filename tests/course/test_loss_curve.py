@@ -3,8 +3,8 @@
 import matplotlib
 import pytest
 
+from bertlab.course import loss_curve
 from bertlab.course.loss_curve import LossCurve, smoothed
-from bertlab.course.widgets import loss_curve
 
 matplotlib.use("Agg")
 
