@@ -635,8 +635,8 @@ class TrainingRun:
 def progress(run: TrainingRun) -> Iterator[int]:
     """The numbers of the steps that are left, with a progress bar that shows the loss."""
     total = run.settings.total_steps
-    hidden = rank_here() != 0
-    with tqdm(total=total, initial=run.step, desc="Training", delay=1, disable=hidden) as bar:
+    hidden = {"disable": True} if rank_here() != 0 else {}  # else as TQDM_DISABLE says
+    with tqdm(total=total, initial=run.step, desc="Training", delay=1, **hidden) as bar:
         for step in range(run.step, total):
             yield step
             bar.set_postfix(loss=f"{run.losses[-1]:.3f}", refresh=False)

@@ -250,7 +250,9 @@ def test_layers_are_dropped_from_a_copy(complete, compression, batch):
     assert len(model.bert.encoder.layers) == 5
     model.bert.encoder.layers = nn.ModuleList(model.bert.encoder.layers[i] for i in (0, 3))
     torch.testing.assert_close(logits(small, batch), logits(model, batch))
-    assert compression.alternate_layers(6, 3) == [0, 2, 4]
+    assert compression.alternate_layers(6, 3) == [0, 2, 5]  # the head reads the last
+    assert compression.alternate_layers(12, 6) == [0, 2, 4, 7, 9, 11]
+    assert compression.alternate_layers(6, 1) == [5]
     assert compression.alternate_layers(12, 12) == list(range(12))
     with pytest.raises(ValueError, match="keep"):
         compression.drop_layers(small, [2])
