@@ -703,6 +703,16 @@ def prepare_for_inference(model: Any, precision: str = "float32") -> Any:
 # --- given: whole models made smaller ---
 
 
+def is_a(part: object, kind: type) -> bool:
+    """Like `isinstance`, but a class of the same name in the same module counts as the same.
+
+    In a notebook this module is loaded anew with each exercise, and a model that was made before
+    has the classes of then.
+    """
+    wanted = kind.__module__, kind.__qualname__
+    return any((one.__module__, one.__qualname__) == wanted for one in type(part).__mro__)
+
+
 def replace_modules(model: nn.Module, kind: type[nn.Module], make: Callable[[Any], Any]) -> None:
     """Put `make(part)` in the place of every part of a model that is a `kind`, in place.
 
@@ -711,7 +721,7 @@ def replace_modules(model: nn.Module, kind: type[nn.Module], make: Callable[[Any
     made: dict[nn.Module, Any] = {}
     for module in list(model.modules()):
         for name, part in list(module.named_children()):
-            if isinstance(part, kind):
+            if is_a(part, kind):
                 if part not in made:
                     made[part] = make(part)
                 setattr(module, name, made[part])
@@ -890,7 +900,7 @@ def distil(
     Returns:
         The validation losses.
     """
-    known = teacher if isinstance(teacher, TeacherLogits) else TeacherLogits(teacher)
+    known = teacher if is_a(teacher, TeacherLogits) else TeacherLogits(teacher)
     pupil = Pupil(student, known, temperature, alpha).train(student.training)
     return fine_tune(pupil, train, validation, settings)
 
@@ -1029,8 +1039,8 @@ def plan_of(model: Any) -> dict[str, Any]:
     kind = type(model).__name__
     require(kind in MODELS, "model", f"a {kind}", f"one of {', '.join(MODELS)}")
     bert = getattr(model, "bert", model)
-    parts = dict(model.named_modules())
-    adapters = [part for part in parts.values() if isinstance(part, Adapter)]
+    parts: dict[str, Any] = dict(model.named_modules())
+    adapters: list[Any] = [part for part in parts.values() if is_a(part, Adapter)]
     classifier = getattr(model, "classifier", None)
     labels = None
     if classifier is not None:
@@ -1042,11 +1052,9 @@ def plan_of(model: Any) -> dict[str, Any]:
         "heads": [layer.attention.num_heads for layer in bert.encoder.layers],
         "bottleneck": adapters[0].down.out_features if adapters else None,
         "int8": {  # by name: one range for each output?
-            name: part.scale.shape[0] > 1
-            for name, part in parts.items()
-            if isinstance(part, Int8Linear)
+            name: part.scale.shape[0] > 1 for name, part in parts.items() if is_a(part, Int8Linear)
         },
-        "int8_tables": [name for name, part in parts.items() if isinstance(part, Int8Embedding)],
+        "int8_tables": [name for name, part in parts.items() if is_a(part, Int8Embedding)],
     }
 
 
@@ -1189,11 +1197,12 @@ def refuse_packed(module: nn.Module) -> None:
         PackedLinear: "export the model that this one was prepared from",
     }
     for name, part in module.named_modules():
-        if type(part) in advice:
-            raise ValueError(
-                f"the model cannot be exported: its part {name.removeprefix('model.')} "
-                f"({type(part).__name__}) computes in PyTorch's own way; {advice[type(part)]}"
-            )
+        for kind, instead in advice.items():
+            if is_a(part, kind):
+                raise ValueError(
+                    f"the model cannot be exported: its part {name.removeprefix('model.')} "
+                    f"({kind.__name__}) computes in PyTorch's own way; {instead}"
+                )
 
 
 @contextmanager
@@ -1212,8 +1221,9 @@ def quiet() -> Iterator[None]:
 def why_not(module: nn.Module, error: BaseException) -> str:
     """Which part of a module cannot be exported, and what the exporter says of it."""
     name, reason = part_at_fault(module, error)
-    kind = type(module.get_submodule("model." + name)).__name__
-    part = f"its part {name} ({kind})" if name else "it"
+    part = "it"
+    if name:
+        part = f"its part {name} ({type(module.get_submodule('model.' + name)).__name__})"
     return f"the model cannot be exported: {part} fails: {reason}"
 
 
@@ -1387,7 +1397,7 @@ def peak_memory_mb(model: Any, batch: Batch) -> float | None:
     give_back_free_memory()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew at what is in use now
     before = process_memory_mb("VmRSS")
-    fresh = OnnxModel(model.path) if isinstance(model, OnnxModel) else copy.deepcopy(model)
+    fresh = OnnxModel(model.path) if is_a(model, OnnxModel) else copy.deepcopy(model)
     with read_mode(fresh), torch.inference_mode():
         call(fresh, batch)
     return process_memory_mb("VmHWM") - before

@@ -190,6 +190,30 @@ def test_onnx_runtime_makes_the_same_int8(compression):
         assert not torch.equal(symmetric[0], ours[0])
 
 
+def test_a_model_made_before_the_module_was_loaded_anew_is_known(
+    complete, compression, batch, tmp_path
+):
+    """Each exercise of a notebook loads the module anew: a class of then is another object."""
+    model = compression.quantize_model(classifier(complete, hidden_size=32))
+    for part in model.modules():
+        if type(part) in (compression.Int8Linear, compression.Int8Embedding):
+            own = {
+                n: x for n, x in vars(type(part)).items() if n not in ("__dict__", "__weakref__")
+            }
+            part.__class__ = type(type(part).__name__, (nn.Module,), own)
+    assert not any(isinstance(part, compression.Int8Linear) for part in model.modules())
+    compression.save_compressed(model, tmp_path / "int8.safetensors")
+    back = compression.load_compressed(tmp_path / "int8.safetensors")
+    assert torch.equal(logits(back, batch), logits(model, batch))
+    with pytest.raises(ValueError, match=r"Int8\w+\) computes in PyTorch's own way"):
+        compression.export_onnx(model, tmp_path / "int8.onnx")
+
+
+def test_an_error_in_no_part_of_the_model_has_a_message_too(complete, compression):
+    module = compression.exportable(classifier(complete))
+    assert compression.why_not(module, RuntimeError("no way")).endswith(": it fails: no way")
+
+
 def test_a_quantized_model_is_a_quarter_as_large_and_hardly_differs(complete, compression, batch):
     model = classifier(complete, hidden_size=96, num_attention_heads=4, vocab_size=400)
     small = compression.quantize_model(model)
