@@ -74,6 +74,8 @@ def _key(task: Any) -> str:
     """What the trained models depend on: the texts, and how they are trained."""
     how = inspect.getsource(_train_teacher) + inspect.getsource(_taught)
     about = [how, torch.__version__, repr(task.train), repr(task.validation)]
+    starts = package().compression.alternate_layers
+    about += [repr(starts(6, layers)) for layers in STUDENTS.values()]
     return hashlib.sha256("".join(about).encode()).hexdigest()[:16]
 
 
