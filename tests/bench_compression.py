@@ -297,14 +297,14 @@ def _as_exact(fast: Any, theirs: Any, batch: dict[str, Tensor], precision: str) 
 
 def throughput(setting: Setting = CPU) -> Iterator[Row]:
     """20,000 paragraphs, prepared and without padding, beside a pipeline of Transformers."""
-    from transformers import BertTokenizerFast, TextClassificationPipeline
+    from transformers import BertTokenizer, TextClassificationPipeline
 
     from bertlab.course.corpus import paragraphs
 
     found = trained(setting.small)
     count = 200 if setting.small else 20_000
     texts = [paragraph.text for paragraph in paragraphs()][::4][:count]
-    tokenizer: Any = BertTokenizerFast.from_pretrained(found.folder)
+    tokenizer: Any = BertTokenizer.from_pretrained(found.folder)
     pipeline = TextClassificationPipeline(
         model=in_transformers(found.folder), tokenizer=tokenizer, batch_size=BATCH
     )

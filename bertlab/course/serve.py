@@ -531,10 +531,11 @@ class Handler(tornado.web.RequestHandler):
             self.set_header("Retry-After", "1")
         self.finish({"error": message, "status": status_code})
 
-    def log_exception(self, *exc_info: Any) -> None:
+    def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
         """Log faults of our own, with their traceback; a refusal is none."""
-        if not isinstance(exc_info[1], tornado.web.HTTPError):
-            logger.error("%s %s", self.request.method, self.request.path, exc_info=exc_info)
+        if not isinstance(value, tornado.web.HTTPError):
+            raised = (typ, value, tb)
+            logger.error("%s %s", self.request.method, self.request.path, exc_info=raised)
 
 
 class Page(Handler):

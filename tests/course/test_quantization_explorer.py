@@ -103,7 +103,7 @@ def test_the_table_marks_the_choice_and_says_the_same_error_as_the_text():
 
 
 def test_the_view_follows_each_control():
-    view = explorer.quantization_explorer()
+    view: Any = explorer.quantization_explorer()
     seen = [view._picture.value]
     for name, value in (("bits", 8), ("per_channel", True), ("what", "query weight, layer 1")):
         view.controls[name].value = value
