@@ -49,7 +49,8 @@ def peak_memory_mb(
         return found
     with tempfile.TemporaryDirectory() as folder:
         numbers = Path(folder) / "batch.npz"
-        np.savez(numbers, **{name: np.asarray(x) for name, x in batch.items()})
+        arrays: dict[str, Any] = {name: np.asarray(x) for name, x in batch.items()}
+        np.savez(numbers, **arrays)
         for chosen in kinds.values():
             if chosen:
                 found.update(_in_a_process(chosen, numbers))
