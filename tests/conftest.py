@@ -78,3 +78,8 @@ def documentation_paragraphs() -> list[str]:
     from bertlab.course.corpus import paragraphs
 
     return [paragraph.text for paragraph in paragraphs()]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes minutes, so that no worker is left alone with it at the end."""
+    items.sort(key=lambda item: "test_solved_notebooks" not in item.nodeid)

@@ -635,7 +635,8 @@ class TrainingRun:
 def progress(run: TrainingRun) -> Iterator[int]:
     """The numbers of the steps that are left, with a progress bar that shows the loss."""
     total = run.settings.total_steps
-    hidden = {"disable": True} if rank_here() != 0 else {}  # else as TQDM_DISABLE says
+    # Only the first process shows one, unless TQDM_DISABLE hides that, too.
+    hidden: dict[str, Any] = {"disable": True} if rank_here() != 0 else {}
     with tqdm(total=total, initial=run.step, desc="Training", delay=1, **hidden) as bar:
         for step in range(run.step, total):
             yield step
