@@ -102,12 +102,12 @@ def entities() -> Iterator[Row]:
     real = data.unlabelled_sentences(1500)
 
     def tagger(sentences: Sequence[Any], seed: int) -> Any:
-        examples = [
-            given.tagged_examples(tokenizer, *zip(*part, strict=True), data.TAGS)
+        train, held_out = (
+            given.tagged_examples(tokenizer, [s[0] for s in part], [s[1] for s in part], data.TAGS)
             for part in (sentences, made[900:])
-        ]
+        )
         rate = {"learning_rate": 3e-4, "epochs": 2}
-        return trained("TokenClassifier", [len(data.TAGS)], *examples, seed, **rate)
+        return trained("TokenClassifier", [len(data.TAGS)], train, held_out, seed, **rate)
 
     def f1(model: Any) -> float:
         found = given.predict_tags(model, tokenizer, words, data.TAGS)

@@ -1778,7 +1778,7 @@ def tag_impact(
     text: str,
     place: int,
     target: int | None = None,
-    method: Method = occlusion_impact,
+    method: Method | None = None,
 ) -> list[Impact]:
     """What each token did to the tag of one token.
 
@@ -1786,13 +1786,13 @@ def tag_impact(
         model: `TokenClassifier`.
         place: the token's, in the list that is returned.
         target: the label whose logit is looked at; the likeliest one when None.
-        method: `occlusion_impact` or `gradient_impact`.
+        method: `occlusion_impact`, which is taken when None, or `gradient_impact`.
     """
     batch, places, _ = read_text(model, tokenizer, text)
     allowed = f"0 to {len(places) - 1}"
     require(0 <= place < len(places), "place", place, allowed)
     decision = OneDecision(model, batch["input_ids"], [places[place]], tokenizer.mask_token_id)
-    return method(decision, tokenizer, text, target)
+    return (method or occlusion_impact)(decision, tokenizer, text, target)
 
 
 def span_impact(
@@ -1800,13 +1800,13 @@ def span_impact(
     tokenizer: Any,
     question: str,
     passage: str,
-    method: Method = occlusion_impact,
+    method: Method | None = None,
 ) -> list[Impact]:
     """What each token of question and passage did to the score of the best answer.
 
     Args:
         model: `SpanClassifier`; question and passage must fit into one window.
-        method: `occlusion_impact` or `gradient_impact`.
+        method: `occlusion_impact`, which is taken when None, or `gradient_impact`.
     """
     best = answer(model, tokenizer, question, passage, 1, model.config.max_position_embeddings)[0]
     span = (best.start, best.end) if best.text else None
@@ -1815,7 +1815,7 @@ def span_impact(
     places = [examples[0][name] for name in ("start_positions", "end_positions")]
     batch, _, _ = read_text(model, tokenizer, (question, passage))
     decision = OneDecision(model, batch["input_ids"], places, tokenizer.mask_token_id)
-    return method(decision, tokenizer, (question, passage), 0)
+    return (method or occlusion_impact)(decision, tokenizer, (question, passage), 0)
 
 
 def merge_pieces(impacts: Iterable[Impact]) -> list[Impact]:

@@ -83,6 +83,19 @@ def test_changed_code_of_a_chapter_is_executed(course, monkeypatch):
     assert (course / "solutions" / "chapters" / "00_start_here.ipynb").read_text() == "run"
 
 
+@pytest.mark.parametrize("exercise_id", ["3.6", "6.7", "7.8"])
+def test_a_part_of_the_clinic_is_what_its_own_chapter_and_later_ones_ran(course, exercise_id):
+    path = course / "solutions" / "bertlab" / "clinic.py"
+    text, chapters = path.read_text(), outline.chapters(course)
+    before = [sources.source_hash(course, chapter) for chapter in chapters]
+    part = find_regions(text)[exercise_id].text
+    path.write_text(text.replace(part, f"{part}# one line more\n"))
+    pairs = zip(chapters, before, strict=True)
+    changed = [c.number for c, found in pairs if found != sources.source_hash(course, c)]
+    # Chapter 0 has no clinic.
+    assert changed == [c.number for c in chapters if c.number >= int(exercise_id[0])]
+
+
 def test_a_changed_solution_asks_for_a_build(course):
     path = course / "solutions" / "bertlab" / "config.py"
     path.write_text(path.read_text().replace("2 * hidden", "hidden * 2", 1))

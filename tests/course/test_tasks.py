@@ -295,7 +295,7 @@ def test_unlabelled_sentences_are_none_of_the_checked_ones(checked):
 
 
 def test_the_word_list_knows_words_and_nothing_else(complete):
-    made = template_sentences(300)
+    made = template_sentences(600)  # every value of the templates occurs
     tags = word_list_baseline(made, [["NumPy", "is", "never", "an", "int"], ["int"]])
     assert tags == [["B-library", "O", "O", "O", "B-type"], ["B-type"]]
 

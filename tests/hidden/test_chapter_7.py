@@ -497,7 +497,7 @@ def by_transformers(state, train, validation, settings):
     import transformers
 
     with chapter_5.quiet():
-        config = transformers.BertConfig(**FIELDS, num_labels=3)
+        config = transformers.BertConfig(**{**FIELDS, "num_labels": 3})
         model = transformers.BertForSequenceClassification(config)
     names = {n: ours for n, ours in chapter_5.paired_names(2).items() if ours in state}
     given = {n: state[ours] for n, ours in names.items()}
@@ -876,9 +876,11 @@ def test_gradient_impact_is_a_slope(submission, rng):
     def slope(state):
         model = right.TextModel(state)
         sizes = torch.ones(ids.shape[1]).to(state["classifier.bias"]).requires_grad_()
-        hook = model.bert.embeddings.word.register_forward_hook(
-            lambda module, given, output: output * sizes[None, :, None]
-        )
+
+        def scaled(module, given, output):
+            return output * sizes[None, :, None]
+
+        hook = model.bert.embeddings.word.register_forward_hook(scaled)
         logit = model(ids).logits[0, target]
         hook.remove()
         return torch.autograd.grad(logit, sizes)[0][1:-1]

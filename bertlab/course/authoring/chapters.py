@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from bertlab.course import outline
-from bertlab.course.regions import find_regions, normalize_text, stub
+from bertlab.course.regions import find_regions, lines_of, normalize_text, stub
 
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -96,7 +96,8 @@ def written(node: NotebookNode) -> str:
 def source_hash(root: Path, chapter: outline.Chapter) -> str:
     """Return a hash of what the outputs of a solved notebook come from: its code and its checks.
 
-    Prose is not in it: to mend a sentence, nothing need be executed again.
+    Prose is not in it: to mend a sentence, nothing need be executed again. Nor is what later
+    chapters add to a module that several share, such as the clinic.
     """
     modules = sorted({entry.module for entry in chapter.exercises})
     paths = [root / "solutions" / "bertlab" / f"{module}.py" for module in modules]
@@ -106,8 +107,18 @@ def source_hash(root: Path, chapter: outline.Chapter) -> str:
         if cell.cell_type == "code":
             digest.update(f"{cell.source}\0{cell.metadata.get('tags', '')}\0".encode())
     for path in paths:
-        digest.update(path.read_bytes())
+        text = path.read_text(encoding="utf-8")
+        digest.update(_before_later_chapters(text, chapter.number).encode())
     return digest.hexdigest()[:16]
+
+
+def _before_later_chapters(text: str, number: int) -> str:
+    """Return a module's text up to the first region of a chapter after this one."""
+    for exercise_id, region in find_regions(text).items():
+        if int(exercise_id.split(".")[0]) > number:
+            lines = lines_of(text)[: region.first_line - 2]  # its opening comment is left out
+            return "".join(lines).rstrip() + "\n"
+    return text
 
 
 def with_outputs_of(node: NotebookNode, stored: NotebookNode) -> NotebookNode | None:

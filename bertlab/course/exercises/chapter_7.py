@@ -1267,7 +1267,8 @@ class Entities:
 
         with warnings.catch_warnings():  # 0 where there is no entity is what is asked for
             warnings.simplefilter("ignore")
-            return float(f1_score(true, predicted, **self.options()))
+            score: Any = f1_score(true, predicted, **self.options())
+        return float(score)
 
     def options(self) -> dict[str, Any]:
         return {}
@@ -2916,7 +2917,7 @@ class Pieces:
         self.pieces = list(pieces)
         vocab = {piece: i for i, piece in enumerate(self.pieces)}
         self._theirs: Any = BertWordPieceTokenizer(vocab=vocab, lowercase=True)
-        self.vocab, self.memo = vocab, {}
+        self.vocab = vocab
         self.vocab_size = len(vocab)
         self.pad_token, self.unk_token, self.cls_token, self.sep_token, self.mask_token = SPECIAL
         self.all_special_ids = [vocab[token] for token in SPECIAL]
@@ -3068,12 +3069,8 @@ class MoreExamples:
         return piece.isalpha() and piece != word
 
     def drawn(self, scores: Tensor, tokenizer: Any, word: str, top_k: int, generator: Any) -> str:
-        pieces = tokenizer.pieces
-        kind = (type(self).fits, word)
-        if kind not in tokenizer.memo:
-            fitting = [i for i, piece in enumerate(pieces) if self.fits(piece, word)]
-            tokenizer.memo[kind] = torch.tensor(fitting)
-        fitting = tokenizer.memo[kind]
+        pieces = tuple(tokenizer.convert_ids_to_tokens(list(range(len(scores)))))
+        fitting = _fitting(type(self), pieces, word)
         best = fitting[scores[fitting].topk(top_k).indices]
         return pieces[int(best[self.one_of(scores[best], generator)])]
 
@@ -3087,6 +3084,13 @@ class MoreExamples:
             start, end = offsets[place]
             text = text[:start] + new[place] + text[end:]
         return text
+
+
+@lru_cache(maxsize=1024)
+def _fitting(kind: type[MoreExamples], pieces: tuple[str, ...], word: str) -> Tensor:
+    """The ids of the pieces that may stand for a word: the same for every draw."""
+    part = kind()
+    return torch.tensor([i for i, piece in enumerate(pieces) if part.fits(piece, word)])
 
 
 class _Logits(MoreExamples):

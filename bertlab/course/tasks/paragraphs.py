@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 from bertlab.course.corpus import documentation
 from bertlab.course.tasks.docstrings import FILES, all_docstrings, sentences_of
@@ -140,7 +141,8 @@ def shared_words_baseline(task: Task[LabelledPair]) -> float:
     counter.fit([text for item in task.train for text in (item.text, item.pair)])
 
     def cosines(part: Sequence[LabelledPair]) -> list[float]:
-        first, second = (counter.transform(texts) for texts in list(zip(*part, strict=True))[:2])
+        first: Any = counter.transform([item.text for item in part])
+        second: Any = counter.transform([item.pair for item in part])
         return first.multiply(second).sum(axis=1).A1.tolist()
 
     def accuracy(threshold: float, found: Sequence[float], part: Sequence[LabelledPair]) -> float:
