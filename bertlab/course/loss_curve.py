@@ -62,7 +62,8 @@ class LossCurve:
         axes.plot(self._steps, self.losses, color=BLUE, alpha=0.3, linewidth=0.8)
         axes.plot(self._steps, smoothed(self.losses), color=BLUE, label="training")
         if self.marks:
-            axes.plot(*zip(*self.marks, strict=True), "o", color=INK, mfc="none", label="held out")
+            steps, losses = zip(*self.marks, strict=True)
+            axes.plot(steps, losses, "o", color=INK, mfc="none", clip_on=False, label="held out")
         axes.set_xlim(0, self.total_steps)
         axes.legend()
         label(axes, self.title, "step", "loss, nats")

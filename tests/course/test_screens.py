@@ -179,6 +179,15 @@ def wait_for_text(page, area, text: str) -> None:
     found.wait_for(timeout=30_000)
 
 
+def wait_for_another(page, area, before: str) -> None:
+    """Wait until an explorer shows something else below its controls."""
+    for _ in range(60):
+        if picture(area) != before:
+            return
+        page.wait_for_timeout(500)
+    raise AssertionError("the view has not changed for 30 seconds")
+
+
 def type_into(area, number: int, text: str) -> None:
     """Type over what stands in a text control, and leave it with Tab."""
     box = area.locator("textarea, input[type=text]").nth(number)
@@ -235,8 +244,9 @@ def test_the_parameter_explorer_follows_the_arrow_keys(page):
     wait_for_text(page, area, "102,394,368 parameters")  # 11 layers
     page.keyboard.press("Tab")  # to the number beside the slider
     page.keyboard.press("Tab")  # to the next slider
+    eleven_layers = picture(area)
     page.keyboard.press("ArrowLeft")  # 704 wide
-    page.wait_for_timeout(1_000)
+    wait_for_another(page, area, eleven_layers)
     assert "102,394,368" not in picture(area)
     photograph(area, "parameter_explorer")
 
@@ -309,8 +319,7 @@ def test_the_masking_explorer_follows_the_sliders_and_typing(page):
     assert "pieces chosen" in picture(area)
     first = picture(area)
     area.locator(".noUi-handle").nth(1).press("ArrowRight")  # another draw
-    page.wait_for_timeout(1_000)
-    assert picture(area) != first
+    wait_for_another(page, area, first)
     for _ in range(20):
         area.locator(".noUi-handle").first.press("ArrowRight")  # every piece is chosen
     type_into(area, 0, "the matrix must be square")

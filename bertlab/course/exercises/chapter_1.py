@@ -9,7 +9,7 @@ import tempfile
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -949,16 +949,29 @@ FIRST_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class _Counts:
-    """How often each symbol and each pair occurs, kept right while words change."""
+    """Spelled words, and how often each symbol and each pair occurs in them.
+
+    `PairCounts` in bertlab/tokenizer.py is for students. This is apart from it, so that the two
+    can be compared.
+    """
 
     def __init__(self, words: Mapping[str, int]) -> None:
+        self.words = dict(words)
         self.symbols: Counter[str] = Counter()
         self.pairs: Counter[Pair] = Counter()
         self.pairs_of: defaultdict[str, set[Pair]] = defaultdict(set)
-        self.add(words)
+        self._add(words)
 
-    def add(self, words: Mapping[str, int]) -> set[Pair]:
-        """Add the symbols and pairs of words. Returns the pairs with another score from now on."""
+    def respell(self, both: Pair, joined: Callable[[str], str]) -> set[Pair]:
+        """Spell anew the words with a pair. Returns the pairs that have another score now."""
+        text = " ".join(both)
+        spelled = {word: joined(word) for word in self.words if text in word}
+        gone = {old: self.words.pop(old) for old, new in spelled.items() if new != old}
+        come = {spelled[old]: count for old, count in gone.items()}
+        self.words |= come
+        return self._add({old: -count for old, count in gone.items()} | come)
+
+    def _add(self, words: Mapping[str, int]) -> set[Pair]:
         symbols: Counter[str] = Counter()
         pairs: Counter[Pair] = Counter()
         for word, count in words.items():
@@ -1001,19 +1014,22 @@ class ByDefinition:
     ) -> list[str]:
         if rule not in self.rules:
             raise ValueError(f"rule is {rule!r}, but must be one of {self.rules}")
-        words = {self.spelled(word): self.weight(count) for word, count in word_counts.items()}
+        words = {
+            self.spelled(word): self.weight(count)
+            for word, count in word_counts.items()
+            if word and count
+        }
         alphabet = self.alphabet(words)
         size = self.size(vocab_size, alphabet, special_tokens)
-        made = self.joined_until(size, words, alphabet, rule)
+        made = self.joined_until(size, _Counts(words), alphabet, rule)
         return [*special_tokens, *made] if self.special_tokens_first else [*made, *special_tokens]
 
     def joined_until(
-        self, size: int, words: dict[str, int], alphabet: Sequence[str], rule: str
+        self, size: int, counts: _Counts, alphabet: Sequence[str], rule: str
     ) -> list[str]:
         """Return the alphabet and the pieces that joining adds, in order, `size` at most."""
-        made = dict.fromkeys(alphabet)
-        counts = _Counts(words)
-        changed, scores = set(counts.pairs), {}
+        made, scores = dict.fromkeys(alphabet), {}
+        changed = set(counts.pairs)
         while len(made) < size:
             for both in changed:
                 if both in counts.pairs:
@@ -1024,12 +1040,7 @@ class ByDefinition:
             if best is None:
                 break
             made.setdefault(self.name(*best))
-            text = " ".join(best)
-            spelled = {word: self.joined(word, best) for word in words if text in word}
-            gone = {old: words.pop(old) for old, new in spelled.items() if new != old}
-            come = {spelled[old]: count for old, count in gone.items()}
-            changed = counts.add({old: -count for old, count in gone.items()} | come)
-            words |= come
+            changed = counts.respell(best, partial(self.joined, both=best))
         return list(made)
 
     def spelled(self, word: str) -> str:
