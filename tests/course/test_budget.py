@@ -2,14 +2,16 @@
 
 import pytest
 
-from bertlab.course.budget import shortened
+from bertlab.course.budget import shortened, whole
 
 
 @pytest.mark.parametrize(("count", "short"), [(400, 40), (15, 2), (2, 2), (1, 1)])
 def test_a_tenth_where_it_is_asked_for(monkeypatch, count, short):
     monkeypatch.delenv("BERTLAB_SHORT", raising=False)
+    assert whole()
     assert shortened(count) == count
     monkeypatch.setenv("BERTLAB_SHORT", "1")
+    assert not whole()
     assert shortened(count) == short
 
 
