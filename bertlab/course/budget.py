@@ -3,7 +3,7 @@
 import os
 
 
-def whole() -> bool:
+def in_full() -> bool:
     """Say whether experiments are whole: always, but where a test sets BERTLAB_SHORT to 1.
 
     What you see in a chapter is always the whole experiment. The tests run each chapter a second
@@ -13,13 +13,13 @@ def whole() -> bool:
 
 
 def shortened(count: int) -> int:
-    """Return a number of steps or of examples: `count`, or a tenth of it where a test is in a hurry.
+    """Return a number of steps or of examples: `count`, or a tenth of it in a test.
 
     Raises:
         ValueError: `count` is below 1.
     """
     if count < 1:
         raise ValueError(f"count is {count}, but must be at least 1")
-    if whole():
+    if in_full():
         return count
     return min(count, max(2, count // 10))

@@ -2,16 +2,16 @@
 
 import pytest
 
-from bertlab.course.budget import shortened, whole
+from bertlab.course.budget import in_full, shortened
 
 
 @pytest.mark.parametrize(("count", "short"), [(400, 40), (15, 2), (2, 2), (1, 1)])
 def test_a_tenth_where_it_is_asked_for(monkeypatch, count, short):
     monkeypatch.delenv("BERTLAB_SHORT", raising=False)
-    assert whole()
+    assert in_full()
     assert shortened(count) == count
     monkeypatch.setenv("BERTLAB_SHORT", "1")
-    assert not whole()
+    assert not in_full()
     assert shortened(count) == short
 
 

@@ -1110,7 +1110,7 @@ class Stubborn(nn.Linear):
 
 
 class Export:
-    """`torch.onnx.export`, its older and quicker way. The misconceptions replace what it is told."""
+    """`torch.onnx.export` in its older, quicker way. Misconceptions replace what it is told."""
 
     opset = 20
     names = ("input_ids", "attention_mask", "token_type_ids")
