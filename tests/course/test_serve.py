@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from bertlab.course import serve
+from bertlab.course.exercises.chapter_8 import quick_exporter
 
 from . import browser as browsing
 
@@ -63,8 +64,9 @@ def models(complete, tmp_path_factory) -> SimpleNamespace:
 def exported(models) -> dict[str, Path]:
     """Both models as ONNX files, beside their configs and tokenizers."""
     files = {name: models.folder / name / "model.onnx" for name in ("classifier", "mlm")}
-    for name, file in files.items():
-        models.complete.compression.export_onnx(getattr(models, name), file)
+    with quick_exporter():
+        for name, file in files.items():
+            models.complete.compression.export_onnx(getattr(models, name), file)
     return files
 
 
