@@ -23,7 +23,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, reduce
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,10 +147,10 @@ class Int8Linear(nn.Module):
         shifted = (
             self.weight.sum(dim=-1, dtype=torch.int32) - rows.shape[-1] * self.zero_point[:, 0]
         )
-        product = product - x_zero * shifted
-        product = product - x_int8.sum(dim=-1, keepdim=True, dtype=torch.int32) * self.zero_point.T
-        output = product.to(x_scale.dtype) * x_scale * self.scale.T
-        output = output if self.bias is None else output + self.bias
+        product -= x_zero * shifted  # in place: a product is large, and so is each copy of it
+        product -= x_int8.sum(dim=-1, keepdim=True, dtype=torch.int32) * self.zero_point.T
+        output = product.to(x_scale.dtype).mul_(x_scale).mul_(self.scale.T)
+        output = output if self.bias is None else output.add_(self.bias)
         return output.to(x.dtype).reshape(*x.shape[:-1], len(self.weight))
         ### END SOLUTION
 
@@ -171,11 +171,9 @@ def int8_matmul(first: Tensor, second: Tensor) -> Tensor:
     k = first.shape[1]
     if has_quick_int8(first.device.type, len(second), k) and fits_int_mm(first, second):
         return INT_MM(first, second.T)
-    total = torch.zeros(len(first), len(second), dtype=torch.int32, device=first.device)
-    for start in range(0, k, 1024):
-        part = slice(start, start + 1024)
-        total += (first[:, part].float() @ second[:, part].float().T).int()
-    return total
+    pairs = zip(first.float().split(1024, dim=1), second.float().split(1024, dim=1), strict=True)
+    products = ((a @ b.T).int() for a, b in pairs)
+    return reduce(torch.Tensor.add_, products)
 
 
 def fits_int_mm(first: Tensor, second: Tensor) -> bool:
