@@ -600,7 +600,7 @@ def compare(models: Mapping[str, Any], batches: Sequence[Batch]) -> list[Row]:
     rows = []
     for name, model in models.items():
         with read_mode(model), torch.inference_mode():
-            one = latencies_ms(model, first_texts(batches, 1), 20)
+            one = latencies_ms(model, first_texts(batches, 1), 12)
             many = latencies_ms(model, first_texts(batches, 32), 10)
             hits = torch.cat([hits_in(model, batch) for batch in batches]).double()
         accuracy = hits.mean().item()
