@@ -247,3 +247,48 @@ def mend_vocabulary(model: Any, tokenizers: dict[str, Any], texts: list[str]) ->
     """
     raise NotImplementedError("exercise 7.8")
 # --- end of exercise 7.8 ---
+
+
+# --- exercise 8.8: clinic: a checkpoint and a vocabulary that drifted apart ---
+def mend_checkpoint(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """Return the tensors of a checkpoint that loads again.
+
+    The first patient: a masked language model to which words were added. The tie of its head to
+    its table was lost when the table was resized, and what was saved holds two different tensors
+    where there should be one: the table, trained since and right, and the head's decoder, which
+    stayed behind with the old number of rows. `load_hf_state_dict` refuses it. You have no model
+    here, only the file. Import what you need inside the function.
+
+    Args:
+        tensors: by Hugging Face's names. The table is ``bert.embeddings.word_embeddings.weight``,
+            ``[vocab_size, hidden]``; the head has ``cls.predictions.decoder.weight`` and its bias
+            under one or both of the names ``cls.predictions.bias`` and
+            ``cls.predictions.decoder.bias``. Not changed.
+
+    Returns:
+        A new dict with the same names. The decoder's weight is the table; each bias has one number
+        for each row of it: the old ones, and 0 for new rows; and all else is as it was.
+    """
+    raise NotImplementedError("exercise 8.8")
+
+
+def mend_special_tokens(vocab: list[str], unknown: int, table: "Tensor") -> list[str]:
+    """Return the vocabulary with which a deployed tokenizer means what its model means.
+
+    The second patient: a service whose answers to texts with rare characters are odd, while every
+    test passes. Somebody wrote its vocabulary anew and put ``[PAD]`` and ``[UNK]`` in each other's
+    row. A model hides padding whatever its id, so nothing fails; but an unknown word now looks up
+    the row of ``[PAD]``, which never learned anything. That row can be told by its numbers: it
+    never had a gradient, so it is all 0, as on the first day.
+
+    Args:
+        vocab: the pieces, in the order of their ids; holds ``[PAD]`` and ``[UNK]`` once each.
+        unknown: the id under which the model learned ``[UNK]``.
+        table: the model's word embeddings, ``[vocab_size, hidden]``.
+
+    Returns:
+        A new list: if the row of `table` at which `vocab` has ``[UNK]`` is all 0 and it is not
+        `unknown`, the two pieces in each other's place; otherwise the same pieces.
+    """
+    raise NotImplementedError("exercise 8.8")
+# --- end of exercise 8.8 ---

@@ -17,7 +17,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests import bench_fine_tuning, bench_grading, bench_model, bench_pretraining, bench_tasks
+from tests import (
+    bench_compression,
+    bench_fine_tuning,
+    bench_grading,
+    bench_model,
+    bench_pretraining,
+    bench_tasks,
+)
 from tests.measure import ROOT, Row, complete, paired, seconds, spread
 
 # --- chapter 1: the tokenizer ---
@@ -184,6 +191,11 @@ BENCHES = {
     "fine_tuning": bench_fine_tuning.fine_tuning,
     "inference": bench_fine_tuning.inference,
     "tasks": bench_tasks.tasks,
+    "compressed": bench_compression.compressed,
+    "prepared": bench_compression.prepared,
+    "throughput": bench_compression.throughput,
+    "onnx": bench_compression.onnx,
+    "served": bench_compression.served,
 }
 
 

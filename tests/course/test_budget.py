@@ -2,14 +2,16 @@
 
 import pytest
 
-from bertlab.course.budget import shortened
+from bertlab.course.budget import in_full, shortened
 
 
 @pytest.mark.parametrize(("count", "short"), [(400, 20), (15, 2), (2, 2), (1, 1)])
 def test_a_twentieth_where_it_is_asked_for(monkeypatch, count, short):
     monkeypatch.delenv("BERTLAB_SHORT", raising=False)
+    assert in_full()
     assert shortened(count) == count
     monkeypatch.setenv("BERTLAB_SHORT", "1")
+    assert not in_full()
     assert shortened(count) == short
 
 

@@ -45,8 +45,34 @@ EXPLORERS = (
     "mask_explorer",
     "masking_explorer",
     "impact_explorer",
+    "quantization_explorer",
+    "pruning_explorer",
 )
+#: What an explorer is given that needs something of the reader's: a small model's heads here.
+SMALL_MODEL = """
+import torch
+from bertlab.config import BertConfig
+from bertlab.encoder import BertModel
+from bertlab.fine_tuning import SequenceClassifier
+
+torch.manual_seed(0)
+small = BertConfig(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                   intermediate_size=48, max_position_embeddings=16)
+model = SequenceClassifier(BertModel(small), 5).eval()
+ids = torch.randint(1, 40, (20, 9))
+texts = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+texts["labels"] = model(**texts).logits.argmax(-1)  # with all heads it is always right
+given = (model, [texts], [[0.3, 0.1, 0.5, 0.4], [0.05, 0.9, 0.2, 0.02]], 0)
+"""
 FIRST = 4  # the cell of the first explorer, counted from 0
+
+
+def shown(name: str) -> str:
+    """The code of the cell that shows an explorer."""
+    begin = f"from bertlab.course.widgets.{name} import {name}\n"
+    if name == "pruning_explorer":
+        return f"{begin}{SMALL_MODEL}{name}(*given)"
+    return f"{begin}{name}()"
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +86,7 @@ def copy(root, pristine_copy, tmp_path_factory) -> Path:
         f"%%fill 0.1\n{find_regions(source)['0.1'].text}",
         WRONG,
         "%status",
-        *(f"from bertlab.course.widgets.{n} import {n}\n{n}()" for n in EXPLORERS),
+        *map(shown, EXPLORERS),
     ]
     node = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
@@ -311,6 +337,37 @@ def test_the_impact_explorer_follows_typing_and_its_menu(page):
     wait_for_text(page, area, "What speaks for sympy")
     assert "It would come from networkx" in picture(area)  # the decision is the same
     photograph(area, "impact_explorer")
+
+
+def test_the_quantization_explorer_follows_the_slider_the_box_and_the_menu(page):
+    area = explorer(page, "quantization_explorer")
+    assert "feed-forward down, layer 6: 4 bits, one range for all" in picture(area)
+    area.locator(".noUi-handle").first.press("ArrowRight")
+    wait_for_text(page, area, "5 bits, one range for all")
+    area.locator("input[type=checkbox]").click()
+    wait_for_text(page, area, "5 bits, one range for each row")
+    area.locator("select").first.select_option("query weight, layer 1")
+    wait_for_text(page, area, "query weight, layer 1: 5 bits")
+    assert area.locator("svg[role=img][aria-label]").count() == 1
+    photograph(area, "quantization_explorer")
+
+
+def test_the_pruning_explorer_follows_the_slider_and_the_switches(page):
+    area = explorer(page, "pruning_explorer")
+    assert "8 of 8 heads are on" in picture(area)
+    area.locator(".noUi-handle").first.press("ArrowRight")
+    wait_for_text(page, area, "7 of 8 heads are on")
+    switches = area.locator("button.widget-toggle-button")
+    assert switches.count() == 8
+    assert "mod-active" in (switches.nth(7).get_attribute("class") or "")  # the least important
+    switches.nth(0).press("Space")
+    wait_for_text(page, area, "6 of 8 heads are on")
+    for number in (1, 2, 3):  # a layer needs one
+        switches.nth(number).press("Space")
+    wait_for_text(page, area, "layer 1 has no head left")
+    switches.nth(3).press("Space")
+    wait_for_text(page, area, "4 of 8 heads are on")
+    photograph(area, "pruning_explorer")
 
 
 def test_nothing_failed_and_nothing_was_asked_of_another_host(page):

@@ -79,6 +79,12 @@ class Kept:
         """Call a method: ``tokenizer.call("encode", text)``."""
         return self.owner._called(self._at(method), arguments, options)
 
+    def make(self, method: str, *arguments: Any, **options: Any) -> "Kept":
+        """Call a method, or with ``""`` the object itself, and keep what it returns."""
+        return self.owner._keeping(
+            "call", target=self._at(method), arguments=list(arguments), options=options
+        )
+
     def gradients(
         self, *arguments: Any, of: str = "", cotangent: Any = None, **options: Any
     ) -> dict[str, Tensor]:
