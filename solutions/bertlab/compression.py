@@ -739,9 +739,10 @@ class Int8Embedding(nn.Module):
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = embedding.weight.shape
-        quantized = quantize_int8(embedding.weight.detach())
-        for name, value in zip(("weight", "scale", "zero_point"), quantized, strict=True):
-            self.register_buffer(name, value)
+        weight, scale, zero_point = quantize_int8(embedding.weight.detach())
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero_point", zero_point)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return `[..., embedding_dim]` for ids of any shape."""
@@ -832,7 +833,8 @@ class TeacherLogits:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return `[batch, num_labels]`."""
-        texts = {name: x for name, x in batch.items() if name != "labels"}
+        texts = dict(batch)
+        texts.pop("labels", None)
         keys = [self.key(texts, row) for row in range(len(batch["input_ids"]))]
         if any(key not in self.known for key in keys):
             with eval_mode(self.teacher), torch.no_grad():
@@ -871,7 +873,8 @@ class Pupil(nn.Module):
         """The student's logits and a loss."""
         logits = self.student(**texts).logits
         if not self.training:
-            return TaskOutput(F.cross_entropy(logits, labels), logits)
+            loss = F.cross_entropy(logits, labels)
+            return TaskOutput(loss, logits)
         taught = self.teacher(texts)
         loss = distillation_loss(logits, taught, labels, self.temperature, self.alpha)
         return TaskOutput(loss, logits)
@@ -917,8 +920,7 @@ def add_lora(
     Returns:
         The model.
     """
-    for parameter in model.bert.parameters():
-        parameter.requires_grad_(False)
+    model.bert.requires_grad_(False)
     for layer in model.bert.encoder.layers:
         for name in parts:
             linear = getattr(layer.attention, name)
@@ -1153,7 +1155,10 @@ def plain_forward(bert: Any) -> Iterator[None]:
     ) -> BertModelOutput:
         embedded = bert.embeddings(input_ids, token_type_ids)
         last, states, attentions = bert.encoder(
-            embedded, attention_mask, output_hidden_states, output_attentions
+            embedded,
+            attention_mask,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
         )
         return BertModelOutput(last, bert.pooler(last), states, attentions)
 
@@ -1565,7 +1570,11 @@ class SkipsPadding:
         if asked or attention_mask is None or attention_mask.all():
             forward: Any = super().forward  # type: ignore[misc]  # of the class it is mixed into
             return forward(
-                input_ids, attention_mask, token_type_ids, output_hidden_states, output_attentions
+                input_ids,
+                attention_mask,
+                token_type_ids,
+                output_hidden_states=output_hidden_states,
+                output_attentions=output_attentions,
             )
         return this.forward_packed(input_ids, attention_mask, token_type_ids)
 
