@@ -910,12 +910,8 @@ def plain_forward(bert: Any) -> Iterator[None]:
         output_attentions: bool = False,
     ) -> BertModelOutput:
         embedded = bert.embeddings(input_ids, token_type_ids)
-        last, states, attentions = bert.encoder(
-            embedded,
-            attention_mask,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-        )
+        asked = (output_hidden_states, output_attentions)
+        last, states, attentions = bert.encoder(embedded, attention_mask, *asked)
         return BertModelOutput(last, bert.pooler(last), states, attentions)
 
     bert.forward = forward  # the instance's own hides that of its class
@@ -1325,13 +1321,8 @@ class SkipsPadding:
         this: Any = self
         if asked or attention_mask is None or attention_mask.all():
             forward: Any = super().forward  # type: ignore[misc]  # of the class it is mixed into
-            return forward(
-                input_ids,
-                attention_mask,
-                token_type_ids,
-                output_hidden_states=output_hidden_states,
-                output_attentions=output_attentions,
-            )
+            more = (output_hidden_states, output_attentions)
+            return forward(input_ids, attention_mask, token_type_ids, *more)
         return this.forward_packed(input_ids, attention_mask, token_type_ids)
 
 
