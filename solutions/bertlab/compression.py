@@ -1185,7 +1185,20 @@ def write_onnx(module: nn.Module, path: str | Path, **options: Any) -> None:
                 torch.onnx.export(module, f=file, external_data=False, verbose=False, **options)
         except Exception as error:  # torch.onnx has errors of many types
             raise ValueError(why_not(module, error)) from error
+        leave_out_traces(file)
         onnx.checker.check_model(file, full_check=True)
+
+
+def leave_out_traces(file: str | Path) -> None:
+    """Take out of an ONNX file what the exporter noted beside each node: paths of this machine."""
+    import onnx
+
+    model = onnx.load(file)
+    graph = model.graph
+    noted = [*graph.node, *graph.initializer, *graph.value_info, *graph.input, *graph.output]
+    for part in (model, graph, *noted):
+        del part.metadata_props[:]
+    onnx.save(model, file)
 
 
 def refuse_packed(module: nn.Module) -> None:

@@ -57,6 +57,12 @@ def test_the_file_is_what_it_says(exported):
     assert [p.name for p in path.parent.iterdir() if p.suffix == ".data"] == []
 
 
+def test_the_file_tells_nothing_of_the_machine_that_made_it(exported):
+    """The exporter notes the lines of source behind each node, with their paths."""
+    _, path = exported
+    assert b".py" not in path.read_bytes()
+
+
 def test_the_model_is_as_it_was(exported):
     model, _ = exported
     assert not model.training
