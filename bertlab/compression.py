@@ -9,9 +9,7 @@ measurements, and the table and the plot that compare them.
 from __future__ import annotations
 
 import copy
-import ctypes
 import dataclasses
-import gc
 import json
 import logging
 import math
@@ -22,7 +20,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache, reduce
 from itertools import cycle, islice
 from pathlib import Path
@@ -381,7 +379,7 @@ class Row(NamedTuple):
         latency_1_p95_ms, latency_32_p95_ms: 95 of 100 calls are done within it.
         accuracy_error: one standard error of the accuracy, from the number of texts.
         peak_mb: the memory that a process needs for a batch of 32, in millions of bytes; None
-            where it was not measured (see `with_peak_memory`).
+            where it was not measured (see `bertlab.course.peak_memory`).
     """
 
     name: str
@@ -798,9 +796,7 @@ def plan_of(model: Any) -> dict[str, Any]:
     parts: dict[str, Any] = dict(model.named_modules())
     adapters: list[Any] = [part for part in parts.values() if is_a(part, Adapter)]
     classifier = getattr(model, "classifier", None)
-    labels = None
-    if classifier is not None:
-        labels = len(classifier.weight)
+    labels = None if classifier is None else len(classifier.weight)
     return {
         "class": kind,
         "config": dataclasses.asdict(model.config),
@@ -1154,66 +1150,28 @@ def count_numbers(model: Any) -> int | None:
     return sum(x.numel() for x in own_tensors(model).values())
 
 
-def peak_memory_mb(model: Any, batch: Batch) -> float | None:
-    """The memory that a model and one call of it take at most, in millions of bytes.
-
-    A fresh copy of the model reads the batch, and the kernel says how far the process grew
-    meanwhile. None where it cannot be asked: outside Linux.
-    """
-    if not can_reset_peak():
-        return None
-    give_back_free_memory()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew at what is in use now
-    before = process_memory_mb("VmRSS")
-    fresh = OnnxModel(model.path) if is_a(model, OnnxModel) else copy.deepcopy(model)
-    with read_mode(fresh), torch.inference_mode():
-        call(fresh, batch)
-    return process_memory_mb("VmHWM") - before
-
-
-def can_reset_peak() -> bool:
-    """Say whether the kernel measures a process's peak, from any moment on."""
-    return os.access("/proc/self/clear_refs", os.W_OK)
-
-
-def process_memory_mb(name: str) -> float:
-    """A number of `/proc/self/status`, such as VmRSS, which is in units of 1024 bytes there."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(f"{name}:"))
-
-
-def give_back_free_memory() -> None:
-    """Let the C library return what is free, so that using it again counts."""
-    gc.collect()
-    with suppress(OSError, AttributeError):  # it may be another C library than GNU's
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def with_peak_memory(
-    rows: Sequence[Row], models: Mapping[str, Any], batches: Sequence[Batch]
-) -> list[Row]:
-    """The rows of `compare` with `peak_mb` filled in, for a batch of 32."""
-    batch = first_texts(batches, 32)
-    return [row._replace(peak_mb=peak_memory_mb(models[row.name], batch)) for row in rows]
-
-
 def comparison_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """The rows of `compare` as a table: its header, and the text of each cell."""
     header = ["model", "MB on disk", "million numbers", "1 text: ms (p95)", "32 texts: ms (p95)"]
-    header += ["peak MB", "accuracy"]
+    header += ["peak MB", "right"]
     cells = [
         [
             row.name,
             f"{row.size_mb:.1f}",
             "" if row.parameters is None else f"{row.parameters / 1e6:.1f}",
-            f"{row.latency_1_ms:.1f} ({row.latency_1_p95_ms:.1f})",
-            f"{row.latency_32_ms:.1f} ({row.latency_32_p95_ms:.1f})",
+            f"{row.latency_1_ms:.1f}" + known(" ({:.1f})", row.latency_1_p95_ms),
+            f"{row.latency_32_ms:.1f}" + known(" ({:.1f})", row.latency_32_p95_ms),
             "" if row.peak_mb is None else f"{row.peak_mb:.0f}",
-            f"{row.accuracy:.1%} ± {row.accuracy_error:.1%}",
+            f"{row.accuracy:.1%}" + known(" ± {:.1%}", row.accuracy_error),
         ]
         for row in rows
     ]
     return header, cells
+
+
+def known(text: str, number: float) -> str:
+    """A text about a number; nothing where the number was left out."""
+    return "" if math.isnan(number) else text.format(number)
 
 
 def plot_comparison(rows: Sequence[Row], axes: Any) -> None:
@@ -1227,11 +1185,10 @@ def plot_comparison(rows: Sequence[Row], axes: Any) -> None:
     for number, row in enumerate(rows):
         place = row.latency_1_ms, 100 * row.accuracy
         error = 0 if math.isnan(row.accuracy_error) else 100 * row.accuracy_error
-        axes.errorbar(*place, yerr=error, color="0.4", linewidth=1, capsize=3, zorder=1)
-        area = 6 * row.size_mb + 10
-        axes.scatter(*place, s=area, facecolor="0.85", edgecolor="black", alpha=0.8, zorder=2)
-        above = 8 if number % 2 == 0 else -14
-        axes.annotate(row.name, place, (6, above), textcoords="offset points", fontsize=8, zorder=3)
+        axes.errorbar(*place, yerr=error, color="0.4", linewidth=0.5)
+        axes.scatter(*place, s=6 * row.size_mb, facecolor="none", edgecolor="black", linewidth=1.2)
+        away = (1 if number % 2 else -1) * (14 + 9 * (number % 3))  # names of near discs apart
+        axes.annotate(row.name, place, (6, away), textcoords="offset points", fontsize=8)
     axes.set_xscale("log")
 
 

@@ -600,21 +600,10 @@ def test_a_comparison_has_sizes_and_errors(compression, model, batch):
     assert all(len(line) == len(header) for line in cells)
 
 
-def test_memory_is_what_a_model_and_its_batch_take(compression):
-    if not compression.can_reset_peak():
-        pytest.skip("this system does not tell")
-
-    class Greedy(nn.Module):
-        def __init__(self, millions):
-            super().__init__()
-            self.millions = millions
-            self.weight = nn.Parameter(torch.zeros(1))
-
-        def forward(self, **batch):
-            return torch.ones(self.millions * 250_000).sum()
-
-    small, large = (compression.peak_memory_mb(Greedy(n), {}) for n in (20, 120))
-    assert 80 < large - small < 130
+def test_what_a_row_leaves_out_is_left_out_of_the_table(compression):
+    header, [cells] = compression.comparison_cells([compression.Row("one", 2, 3, 4, 0.5)])
+    assert cells == ["one", "2.0", "", "3.0", "4.0", "", "50.0%"]
+    assert len(header) == len(cells)
 
 
 def test_a_picture_has_a_disc_for_each_model(compression, model, batch):

@@ -302,7 +302,7 @@ def test_only_this_machine_is_listened_to(server):
 
 
 def test_a_fault_of_the_model_is_told_to_the_operator_and_not_to_the_client(
-    models, capfd, monkeypatch
+    models, caplog, monkeypatch
 ):
     """A model that raises: 500 without the reason, for every text of the batch, and the server
     goes on."""
@@ -342,6 +342,7 @@ def test_a_fault_of_the_model_is_told_to_the_operator_and_not_to_the_client(
             signal.signal(number, handler)
     assert [code for code, _ in answers] == [500, 500]
     assert all("secret" not in body and "Traceback" not in body for _, body in answers)
+    assert "secret reason" in caplog.text
 
 
 # --- waiting and stopping ---
