@@ -174,9 +174,6 @@ def environment(root: Path) -> dict[str, str]:
         "TQDM_DISABLE": "1",
         "OMP_NUM_THREADS": "1",  # sums in one order, whatever the number of cores
         "PYTHONHASHSEED": "0",
-        # Memory that was freed is kept: to ask for it anew costs a fifth of a training step.
-        "MALLOC_TRIM_THRESHOLD_": str(10**9),
-        "MALLOC_MMAP_THRESHOLD_": str(2**25),
     }
 
 
