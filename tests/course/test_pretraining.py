@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -863,3 +863,74 @@ def by_hand(pretraining):
         return run.losses
 
     return pretrain
+
+
+# --- dropout with fewer random bits ---
+
+
+def test_quick_dropout_drops_each_number_as_likely_and_keeps_the_mean(complete):
+    """A share of n numbers is off by 5.5 standard errors in 1 of 26 million runs."""
+    given, count = complete.pretraining, 400_003
+    torch.manual_seed(0)
+    for p in (0.1, 0.5, 0.9):
+        with given.QuickDropout():
+            thinned, again = (F.dropout(torch.ones(count), p) for _ in range(2))
+        kept = thinned != 0
+        assert thinned[kept].unique().tolist() == pytest.approx([1 / (1 - p)], rel=1e-3)
+        error = (p * (1 - p) / count) ** 0.5
+        for one in (kept, again != 0):
+            assert abs(one.double().mean() - (1 - p)) < 5.5 * error + 2**-17
+        both = (kept & (again != 0)).double().mean()  # two masks know nothing of each other
+        neighbors = (kept[1:] & kept[:-1]).double().mean()
+        for found in (both, neighbors):
+            assert abs(found - (1 - p) ** 2) < 11 * error
+    torch.manual_seed(0)
+    with given.QuickDropout():
+        first = F.dropout(torch.ones(9), 0.1)
+        torch.manual_seed(0)
+        assert torch.equal(first, F.dropout(torch.ones(9), 0.1))
+
+
+def test_quick_dropout_is_nowhere_but_where_dropout_is(complete):
+    """Gradients follow the mask; eval mode, p = 0 and p = 1 are PyTorch's."""
+    given = complete.pretraining
+    x = torch.randn(50, requires_grad=True)
+    with given.QuickDropout():
+        F.dropout(x, 0.3).sum().backward()
+        assert torch.equal(F.dropout(x, 0.3, training=False), x)
+        assert torch.equal(F.dropout(x, 0.0), x)
+        assert not F.dropout(x, 1.0).any()
+    assert x.grad is not None
+    scale = 2**16 / (2**16 - round(0.3 * 2**16))
+    assert sorted(set(x.grad.tolist())) == pytest.approx([0.0, scale])
+    model, batch = model_of(complete).eval(), batch_of([9, 5], 4)
+    plain = model(**batch).loss
+    with given.QuickDropout():
+        assert torch.equal(model(**batch).loss, plain)
+
+
+def test_attention_with_quick_dropout_is_attention_on_the_average(complete):
+    """The mean over 4,000 masks is what there is without dropout, to 5.5 standard errors."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 1, 2, 5, 8).unbind()
+    mask = torch.zeros(1, 1, 1, 5)
+    mask[..., 4] = torch.finfo(torch.float32).min / 2
+    plain = F.scaled_dot_product_attention(query, key, value, mask)
+    with complete.pretraining.QuickDropout():
+        many = [x.expand(4000, -1, -1, -1) for x in (query, key, value)]
+        found = F.scaled_dot_product_attention(*many, attn_mask=mask, dropout_p=0.2)
+        assert torch.equal(F.scaled_dot_product_attention(query, key, value, mask), plain)
+    error = found.std(dim=0) / 4000**0.5
+    assert ((found.mean(dim=0) - plain[0]).abs() < 5.5 * error + 1e-6).all()
+
+
+def test_each_step_of_a_run_draws_from_quick_dropout(complete):
+    """It reaches the dropout inside modules: the same seed gives another loss, and the same one."""
+    model, batch = model_of(complete, "BertForMaskedLM").train(), batch_of([9, 5], 4, pairs=False)
+
+    def loss(quick):
+        torch.manual_seed(1)
+        with complete.pretraining.QuickDropout() if quick else nullcontext():
+            return model(**batch).loss.item()
+
+    assert loss(True) == loss(True) != loss(False)

@@ -1,8 +1,8 @@
 """Pretraining: hidden words and pairs of sentences to guess, an optimizer, and a loop that resumes.
 
-At the end stands what is given: how precision is chosen, how the labels of several micro-batches
-(and of several processes) are weighed, what a checkpoint holds, and a model that computes nothing
-for padding.
+At the end stands what is given: how precision is chosen, a quicker dropout, how the labels of
+several micro-batches (and of several processes) are weighed, what a checkpoint holds, and a model
+that computes nothing for padding.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
 from bertlab.heads import IGNORED, BertForPreTrainingOutput, masked_lm_loss
@@ -454,7 +455,7 @@ def add_up_gradients(model: nn.Module) -> None:
         work.wait()
 
 
-# --- given: the optimizer's kernel, and precision ---
+# --- given: the optimizer's kernel, precision, and dropout with fewer random bits ---
 
 
 def fused_adamw(groups: Iterable[Any]) -> torch.optim.Optimizer:
@@ -475,6 +476,61 @@ def autocast_for(device: torch.device, precision: str) -> AbstractContextManager
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=PRECISIONS[precision])
+
+
+class QuickDropout(TorchFunctionMode):
+    """Within it, dropout on the CPU draws 16 random bits for each number, and PyTorch's draws more.
+
+        with QuickDropout():
+            fine_tune(model, train, validation, settings)
+
+    Dropout is about a tenth of a training step on a CPU, and most of that is random numbers, which
+    are drawn on one core. Here a probability is rounded to a multiple of 1/65,536, and what is kept
+    is scaled by the rounded one, so that the mean stays. The same seed gives other masks than
+    PyTorch's dropout. On a GPU, and in eval mode, nothing changes.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call PyTorch's function, or for dropout and attention the one below."""
+        quick = {
+            F.dropout: quick_dropout,
+            F.scaled_dot_product_attention: attention_with_quick_dropout,
+        }
+        return quick.get(func, func)(*args, **(kwargs or {}))
+
+
+def quick_dropout(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    """`F.dropout`, of numbers on the CPU with a probability of 16 bits."""
+    parts = round(p * 2**16)
+    if input.device.type != "cpu" or not training or inplace or not 0 < parts < 2**16:
+        return F.dropout(input, p, training, inplace)
+    eight_bytes = torch.empty(-(-input.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    numbers = eight_bytes.view(torch.int16)[: input.numel()].view(input.shape)
+    kept = (numbers >= parts - 2**15).to(input.dtype)
+    return input * kept.mul_(2**16 / (2**16 - parts))
+
+
+def attention_with_quick_dropout(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    **options: Any,
+) -> Tensor:
+    """`F.scaled_dot_product_attention`, which with dropout holds all the weights too on a CPU."""
+    is_added = attn_mask is None or attn_mask.dtype.is_floating_point
+    if query.device.type != "cpu" or dropout_p == 0 or options or not is_added:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p=dropout_p, **options
+        )
+    scores = query * query.shape[-1] ** -0.5 @ key.mT
+    weights = (scores if attn_mask is None else scores + attn_mask).softmax(dim=-1)
+    return quick_dropout(weights, dropout_p) @ value
 
 
 def gradient_scaler(model: nn.Module, precision: str) -> torch.amp.GradScaler:
