@@ -33,7 +33,8 @@ def fine_tuning(setting: Setting = CPU) -> Iterator[Row]:
     equal = accuracy["ours"] >= accuracy["Trainer"] - spread
     yield Row(
         f"fine-tuning MiniLM on the library of a paragraph, {examples:,} examples in batches of "
-        f"{BATCH}, float32; accuracy {accuracy['ours']:.1%}, Trainer with its defaults "
+        f"{BATCH}, validated after each epoch, float32, with QuickDropout; accuracy "
+        f"{accuracy['ours']:.1%}, Trainer with its defaults "
         f"{accuracy['Trainer']:.1%}, on {len(experiment.test)} others",
         f"{examples / taken['ours']:.1f} examples/s, {ratio:.2f} times as many as Trainer",
         "2 times, at equal accuracy",
@@ -147,7 +148,10 @@ class Experiment:
         return package().fine_tuning.encode_texts(self.tokenizer, texts, labels=labels)[0]
 
     def ours(self) -> tuple[float, float]:
-        """Seconds of `fine_tune`, tokenizing and validation included, and the accuracy reached."""
+        """Seconds of `fine_tune`, tokenizing and validation included, and the accuracy reached.
+
+        Dropout draws its masks from fewer random bits, which `fine_tune` leaves to its caller.
+        """
         modules = package().fine_tuning
         settings = modules.FineTuningSettings(epochs=self.epochs)
 
@@ -155,7 +159,8 @@ class Experiment:
             pad = self.tokenizer.pad_token_id
             train = modules.BucketedBatches(self.examples(self.train), BATCH, pad)
             validation = list(modules.BucketedBatches(self.examples(self.validation), 32, pad))
-            modules.fine_tune(self.mine, train, validation, settings)
+            with package().pretraining.QuickDropout():
+                modules.fine_tune(self.mine, train, validation, settings)
 
         taken = seconds(run)
         logits = modules.predict(self.mine, self.tokenizer, [item.text for item in self.test])
@@ -167,7 +172,10 @@ class Experiment:
         return float((logits.cpu().argmax(dim=-1) == labels).float().mean())
 
     def trainer(self) -> tuple[float, float]:
-        """Seconds of Trainer with its defaults, tokenizing included, and the accuracy reached."""
+        """Seconds of Trainer with its defaults, and the accuracy reached.
+
+        As ours, it tokenizes, and validates after each epoch.
+        """
         from transformers import (
             BertForSequenceClassification,
             BertTokenizer,
@@ -183,6 +191,7 @@ class Experiment:
             num_train_epochs=self.epochs,
             report_to=[],
             save_strategy="no",
+            eval_strategy="epoch",
             disable_tqdm=True,
             use_cpu=self.setting.device == "cpu",
         )
@@ -199,6 +208,7 @@ class Experiment:
                 model=model,
                 args=arguments,
                 train_dataset=examples(self.train),  # type: ignore[arg-type]  # a list is enough
+                eval_dataset=examples(self.validation),  # type: ignore[arg-type]
                 data_collator=DataCollatorWithPadding(tokenizer),
             )
             trainer.train()

@@ -67,8 +67,9 @@ def step(setting: Setting = CPU) -> Iterator[Row]:
             ratios = paired(mine, yours, setting.rounds)
             counts = precision == "float32" or on_gpu or has_bf16_units()
             yield Row(
-                f"MLM training step, {label}, {texts} x {seq}, {precision}, masks and AdamW "
-                "included; loss and gradients " + ("the same" if same else "DIFFERENT"),
+                f"MLM training step, {label}, {texts} x {seq}, {precision}, masks, QuickDropout "
+                "and AdamW included; loss and gradients without dropout "
+                + ("the same" if same else "DIFFERENT"),
                 f"{spread(ratios)} times as fast as BertForMaskedLM in float32",
                 f"{asked[precision]} times"
                 + ("" if counts else " with bf16 units, which are not here: stated"),
@@ -91,7 +92,7 @@ class Numbers:
 
 
 def our_step(model: Any, ids: Tensor, precision: str, setting: Setting) -> Callable[[], None]:
-    """Masking, forward, backward and AdamW of the complete package."""
+    """Masking, forward, backward and AdamW of the complete package, with `QuickDropout`."""
     pretraining = package().pretraining
     tokenizer = Numbers(model.config.vocab_size)
     optimizer = pretraining.fused_adamw(pretraining.parameter_groups(model, 0.01))  # pretrain's
@@ -106,7 +107,8 @@ def our_step(model: Any, ids: Tensor, precision: str, setting: Setting) -> Calla
         inputs, labels = pretraining.mask_tokens(ids, tokenizer, generator=generator)
         batch = {"input_ids": inputs.to(device), "labels": labels.to(device)}
         autocast = pretraining.autocast_for(device, precision)
-        pretraining.training_step(model, {**batch, "attention_mask": mask}, autocast=autocast)
+        with pretraining.QuickDropout():
+            pretraining.training_step(model, {**batch, "attention_mask": mask}, autocast=autocast)
         optimizer.step()
         optimizer.zero_grad()
         setting.wait()
