@@ -24,6 +24,5 @@ fi
 
 $bin/ruff check .
 $bin/ruff format --check .
-$bin/pyright
 $bin/bertlab build --check
 $bin/python -m pytest -n 2 --dist worksteal -m "$kept" "$@"
