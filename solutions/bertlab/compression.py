@@ -334,8 +334,8 @@ def prune_heads(model: Any, heads: Mapping[int, Iterable[int]]) -> None:
     """Take attention heads out of a model, in place, for good.
 
     The rows of `query`, `key` and `value` (weight and bias) that make a head, and the columns of
-    `output` that read it, are gone; `attention.num_heads` is what is left. The model computes what
-    it did when those heads' columns of `output` were 0.
+    `output` that read it, are gone; `attention.num_heads`, `in_features` and `out_features` say
+    what is left. The model computes what it did when those heads' columns of `output` were 0.
 
     Args:
         model: a `BertModel`, or a model that has one as `bert`.
@@ -404,9 +404,10 @@ def export_onnx(model: Any, path: str | Path) -> None:
     The model is exported in eval mode and left in the mode it was in.
 
     Given are `exportable(model)`, a module whose forward takes the three inputs and returns a tuple
-    of tensors; `output_names(model)`; `example_inputs(model)`; and `write_onnx`, which calls
-    `torch.onnx.export`, checks the result with `onnx.checker`, puts it in its place, and says which
-    part is at fault when a model cannot be exported.
+    of tensors; `INPUTS`, `output_names(model)` and `example_inputs(model)`; `positions_of(model)`;
+    and `write_onnx(module, path, **options)`, which calls `torch.onnx.export` with these options,
+    checks the result with `onnx.checker`, puts it in its place, and says which part is at fault
+    when a model cannot be exported.
 
     Args:
         model: `SequenceClassifier`, or another model with a `bert`, or a `BertModel`.
@@ -469,8 +470,8 @@ def add_adapters(model: Any, bottleneck: int = 16) -> Any:
     """Give every layer of a model two adapters, and freeze the BERT inside.
 
     An adapter follows `attention.output` and another follows `feed_forward.down`, in each layer:
-    these become `nn.Sequential(linear, Adapter)`. Every parameter that `bert` had is frozen; the
-    adapters and the head are trained.
+    these become `nn.Sequential(linear, Adapter)`, the adapter on the device and of the dtype of the
+    linear layer. Every parameter that `bert` had is frozen; the adapters and the head are trained.
 
     Args:
         model: has a `bert`; changed in place.
@@ -577,8 +578,11 @@ def compare(models: Mapping[str, Any], batches: Sequence[Batch]) -> list[Row]:
 
     Each model is read in eval mode, without gradients, and left in the mode it was in. A latency is
     the median of at least 10 calls, each timed with `time.perf_counter`, after at least 3 that are
-    not timed: the first calls of a model are slow, and a mean follows the slowest. `call(model,
-    batch)` (given) moves a batch to the model's device and waits for the answer.
+    not timed: the first calls of a model are slow, and a mean follows the slowest.
+
+    Given are `read_mode(model)`, a context in which a module is in eval mode and an `OnnxModel` as
+    it is; and `call(model, batch)`, which moves a batch to the model's device and waits for the
+    answer.
 
     Args:
         models: by name; each a module or an `OnnxModel`, which is called without labels and
@@ -651,7 +655,8 @@ def prepare_for_inference(model: Any, precision: str = "float32") -> Any:
     """Return a model that gives the same numbers sooner, on this machine.
 
     Its linear layers are laid out anew for the processor where that is measured to be faster
-    (`quickest_linear`, given, says by which way), and its `bert` computes nothing for padding.
+    (`quickest_linear`, given, measures which way is the fastest; once for each shape), and its
+    `bert` computes nothing for padding.
     `model` itself is not changed: to go back, use that one.
 
     Given are `shared_copy(model)`, a copy whose parameters lie in the same memory and have no
