@@ -712,7 +712,8 @@ def quick_dropout(
     parts = round(p * 2**16)
     if input.device.type != "cpu" or not training or inplace or not 0 < parts < 2**16:
         return F.dropout(input, p, training, inplace)
-    eight_bytes = torch.empty(-(-input.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    eight_bytes = torch.empty(-(-input.numel() // 4), dtype=torch.int64, device=input.device)
+    eight_bytes.random_(-(2**63), None)
     numbers = eight_bytes.view(torch.int16)[: input.numel()].view(input.shape)
     kept = (numbers >= parts - 2**15).to(input.dtype)
     return input * kept.mul_(2**16 / (2**16 - parts))

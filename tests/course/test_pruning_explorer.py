@@ -143,3 +143,26 @@ def test_the_static_view_can_be_read(classifier, batches):
     bundle = explorer.pruning_explorer(classifier, batches, IMPORTANCE, 2)._repr_mimebundle_()
     assert "6 of 8 heads are on" in bundle["text/html"]
     assert "these heads:" in bundle["text/plain"]
+
+
+def test_a_pruned_model_has_fewer_switches(complete, classifier, batches):
+    pruned = copy.deepcopy(classifier)
+    complete.compression.prune_heads(pruned, {0: [1, 2]})
+    importance = complete.compression.head_importance(pruned, batches)  # 0 for heads that are gone
+    view = explorer.pruning_explorer(pruned, batches, importance, count=2)
+    assert "4 of 6 heads are on" in view._repr_mimebundle_()["text/plain"]
+
+
+def test_what_makes_no_sense_is_refused(classifier, batches):
+    with pytest.raises(ValueError, match="batches has no text"):
+        explorer.pruning_explorer(classifier, [], IMPORTANCE, count=2)
+    with pytest.raises(ValueError, match="count is 7, but must be from 0 to 6"):
+        explorer.pruning_explorer(classifier, batches, IMPORTANCE, count=7)
+
+
+def test_an_error_leaves_the_model_as_it_was(classifier):
+    classifier.train()
+    with pytest.raises(KeyError):
+        explorer.measure(classifier, [{"input_ids": torch.ones(1, 3, dtype=torch.long)}], ())
+    assert classifier.training
+    classifier.eval()

@@ -117,3 +117,10 @@ def test_the_static_view_says_what_the_picture_shows():
     assert 'role="img" aria-label="Histogram' in bundle["text/html"]
     assert "589,824 numbers" in bundle["text/plain"]
     assert "bits  error" in bundle["text/plain"]
+
+
+def test_a_choice_that_there_is_not_is_refused_at_once():
+    with pytest.raises(ValueError, match="what is 'the moon', but must be one of"):
+        explorer.quantization_explorer("the moon")
+    with pytest.raises(ValueError, match="bits is 12, but must be from 2 to 8"):
+        explorer.quantization_explorer(bits=12)

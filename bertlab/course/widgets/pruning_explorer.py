@@ -103,19 +103,25 @@ def measure(model: Any, batches: Sequence[Mapping[str, Any]], off: Collection[He
         batches: with `labels`.
 
     Raises:
-        ValueError: a layer would have no head left.
+        ValueError: a layer would have no head left, or there is no text.
     """
     import torch
 
     check(model, off)
-    was_training, right, texts = model.training, 0, 0
-    model.eval()
-    with torch.no_grad(), without_heads(model, off):
-        for batch in batches:
-            given = {name: x for name, x in batch.items() if name != "labels"}
-            right += int((model(**given).logits.argmax(-1) == batch["labels"]).sum())
-            texts += len(batch["labels"])
-    model.train(was_training)
+    was_training, device = model.training, next(model.parameters()).device
+    right = texts = 0
+    try:
+        model.eval()
+        with torch.no_grad(), without_heads(model, off):
+            for batch in batches:
+                given = {name: x.to(device) for name, x in batch.items()}
+                labels = given.pop("labels")
+                right += int((model(**given).logits.argmax(-1) == labels).sum())
+                texts += len(labels)
+    finally:
+        model.train(was_training)
+    if texts == 0:
+        raise ValueError("batches has no text, but must have at least one")
     total = sum(p.numel() for p in model.parameters())
     pruned = sum(size_of_head(attentions_of(model)[layer]) for layer, _ in set(off))
     return Measured(right, texts, total - pruned, pruned)
@@ -275,8 +281,15 @@ def pruning_explorer(
         batches: labelled texts; about a hundred are read in a second.
         importance: `[layers, heads]`, as `head_importance` gives it.
         count: how many of the least important heads are off at the start.
+
+    Raises:
+        ValueError: there is no text, or there are not so many heads that can go.
     """
-    importance = [[float(x) for x in row] for row in importance]
+    importance = [
+        [float(x) for x in row[: attention.num_heads]]  # a pruned layer has fewer
+        for row, attention in zip(importance, attentions_of(model), strict=True)
+    ]
+    least_important(importance, count)  # says what is wrong with `count`
     whole = measure(model, batches, ())
 
     def draw(off: tuple[Head, ...]) -> Shown:

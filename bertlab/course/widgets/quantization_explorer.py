@@ -242,7 +242,12 @@ def _picture(values: np.ndarray, found: Rounded) -> str:
 def quantization_explorer(
     what: str = "feed-forward down, layer 6", bits: int = 4, per_channel: bool = False
 ) -> View:
-    """Return the explorer: which numbers, how many bits, and how many ranges."""
+    """Return the explorer: which numbers, how many bits, and how many ranges.
+
+    Raises:
+        ValueError: `what` is none of `NUMBERS`, or `bits` not between `LEAST_BITS` and `MOST_BITS`.
+    """
+    rounded(numbers(what)[:1], bits, per_channel)  # says what is wrong
     wide: dict[str, Any] = {
         "style": {"description_width": "6em"},
         "layout": {"width": "36em", "max_width": "100%"},
