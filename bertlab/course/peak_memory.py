@@ -9,6 +9,7 @@ nothing else.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,32 +61,36 @@ def peak_memory_mb(
 def _in_a_process(files: dict[str, str], batch: Path) -> dict[str, float | None]:
     """Let a fresh Python, with the same `bertlab`, measure these files."""
     home = str(Path(__file__).parents[2])
-    command = [sys.executable, "-m", __name__, json.dumps(files), str(batch)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__, json.dumps(files), str(batch)],
+        env={**os.environ, "PYTHONPATH": home},
+        cwd=home,  # Python looks there first
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a group of its own, which can be ended with its children
+    )
     try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, "PYTHONPATH": home},
-            cwd=home,  # Python looks there first
-            capture_output=True,
-            timeout=SECONDS,
-            check=True,
-        )
-        return json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.SubprocessError, json.JSONDecodeError, IndexError):
-        return {}
+        said, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout or b""  # what was measured until then counts
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    return dict(json.loads(line) for line in said.splitlines(keepends=True) if line[-1:] == b"\n")
 
 
 # --- in the process that measures ---
 
 
 def main(files: str, batch: str) -> None:
-    """Print the memory of each file, as JSON; every file in a child of this process."""
+    """Print a line of JSON for each file: its name and memory, in a child of this process."""
     inputs = dict(np.load(batch))
     paths: dict[str, str] = json.loads(files)
     prepare = _with_onnx if all(path.endswith(".onnx") for path in paths.values()) else _with_torch
     run = prepare()  # the imports, which the children share
-    measured = {name: in_a_child(partial(run, path, inputs)) for name, path in paths.items()}
-    print(json.dumps(measured))
+    for name, path in paths.items():
+        print(json.dumps([name, in_a_child(partial(run, path, inputs))]), flush=True)
 
 
 def in_a_child(run: Callable[[], Any]) -> float | None:

@@ -18,12 +18,13 @@ import asyncio
 import json
 import logging
 import signal
+import socket
 import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -43,6 +44,7 @@ MAX_MASKS = 16  # in a text
 MAX_TOP_K = 50
 MAX_BATCH_TOKENS = 4096  # padding included: scores of the vocabulary take 0.1 MB for each
 GRACE_SECONDS = 30  # for what is in flight when the server is stopped
+ACCEPT_SECONDS = 0.1  # for connections made just before
 
 logger = logging.getLogger(__name__)
 Answer = list[list[tuple[int, float]]]  # for the text or each mask: (class or piece, probability)
@@ -63,6 +65,7 @@ class Served:
         limit: how many tokens a text may have, special ones included.
         scores: a batch's scores by text: `[1, labels]`, or `[masks, vocab]`.
         labels: the classes' names; none for fill-mask.
+        pairs: whether the model was made for two texts at once.
     """
 
     task: str
@@ -72,9 +75,14 @@ class Served:
     limit: int
     scores: Callable[[Mapping[str, Any]], Sequence[Any]]
     labels: tuple[str, ...] = ()
+    pairs: bool = True
 
     def answers(self, examples: Sequence[Mapping[str, list[int]]]) -> list[Answer]:
-        """Read texts as one batch: for each, its likeliest classes or pieces."""
+        """Read texts as one batch: for each, its likeliest classes or pieces.
+
+        Raises:
+            FloatingPointError: the scores are no numbers.
+        """
         import torch
 
         from bertlab.fine_tuning import pad_batch
@@ -90,26 +98,50 @@ class Served:
     def try_out(self) -> None:
         """Read the longest text of the rarest pieces once, so that no request is the first.
 
+        Also finds out whether it reads pairs, for which it needs a second token type.
+
         Raises:
             ValueError: the model cannot; the message says what is wrong with it.
         """
         tokenizer = self.tokenizer
-        inner = [tokenizer.mask_token_id, *[tokenizer.vocab_size - 1] * (self.limit - 3)]
-        ids = [tokenizer.cls_token_id, *inner, tokenizer.sep_token_id]
         try:
-            self.answers([{"input_ids": ids, "token_type_ids": [0] * len(ids)}])
+            self.answers([self._longest_text(second_type=0)])
+        except FloatingPointError as error:
+            raise ValueError(f"{self.name} cannot be served: {error}") from None
         except Exception as error:  # of PyTorch or ONNX Runtime
             raise ValueError(
                 f"{self.name} cannot read {self.limit} tokens of a vocabulary of "
-                f"{tokenizer.vocab_size} pieces ({str(error).splitlines()[0]}); is the tokenizer "
+                f"{tokenizer.vocab_size} pieces ({first_line(error)}); is the tokenizer "
                 "that of another model, or the model for shorter texts than config.json and the "
                 "tokenizer's model_max_length say?"
             ) from error
+        try:
+            self.answers([self._longest_text(second_type=1)])
+        except Exception:  # the same read one type: this one has no second
+            self.pairs = False
+
+    def _longest_text(self, second_type: int) -> dict[str, list[int]]:
+        tokenizer, half = self.tokenizer, self.limit // 2
+        inner = [tokenizer.mask_token_id, *[tokenizer.vocab_size - 1] * (self.limit - 3)]
+        ids = [tokenizer.cls_token_id, *inner, tokenizer.sep_token_id]
+        types = [0] * half + [second_type] * (len(ids) - half)
+        return {"input_ids": ids, "token_type_ids": types}
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def likeliest(scores: Any) -> Answer:
-    """The likeliest numbers of each row of scores, `[rows, choices]`, and their probabilities."""
+    """The likeliest numbers of each row of scores, `[rows, choices]`, and their probabilities.
+
+    Raises:
+        FloatingPointError: a score is NaN or infinite.
+    """
     found = scores.float().softmax(dim=-1).topk(min(MAX_TOP_K, scores.shape[-1]))
+    if not found.values.isfinite().all():
+        raise FloatingPointError("its scores are not numbers (NaN or infinite)")
     rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
     return [list(zip(numbers, values, strict=True)) for numbers, values in rows]
 
@@ -134,7 +166,12 @@ def load(path: Path, precision: str = "float32", labels: Sequence[str] = ()) -> 
     if not path.exists():
         raise FileNotFoundError(f"MODEL is {path}, which does not exist")
     make = _from_onnx if path.suffix == ".onnx" else _from_tensors
-    served = make(path, precision)
+    try:
+        served = make(path, precision)
+    except (ValueError, FileNotFoundError, NotImplementedError):
+        raise  # these say what is wrong
+    except Exception as error:  # of whoever reads such a file: damaged, or of another kind
+        raise ValueError(f"MODEL is {path}, which cannot be loaded: {first_line(error)}") from error
     served.try_out()
     if served.task == "classification":
         count = len(served.labels)
@@ -159,6 +196,7 @@ def _tokenizer_of(folder: Path) -> Any:
 def _from_tensors(path: Path, precision: str) -> Served:
     """A model of PyTorch's, prepared for this machine."""
     from bertlab.compression import (
+        BF16,
         Int8Linear,
         positions_of,
         prepare_for_inference,
@@ -167,14 +205,15 @@ def _from_tensors(path: Path, precision: str) -> Served:
 
     folder = path if path.is_dir() else path.parent
     tokenizer = _tokenizer_of(folder)
-    model = _module_of(path).float()
+    model = _module_of(path).float().eval()
     task, scores = _task_of(model, path, tokenizer.mask_token_id)
     if precision == "int8":
         model = quantize_model(model)
-    way = "bf16" if precision == "bfloat16" else "float32"
-    model = prepare_for_inference(model.eval(), way)
+    model = prepare_for_inference(model, "bf16" if precision == "bfloat16" else "float32")
     limit = min(positions_of(model), tokenizer.model_max_length or positions_of(model))
     has_int8 = any(isinstance(part, Int8Linear) for part in model.modules())
+    if precision == "bfloat16" and BF16 not in model.picked.values():
+        precision = "float32, since bfloat16 is not faster here"
     precision = "int8" if has_int8 else precision
     served = Served(task, str(path), precision, tokenizer, limit, lambda x: scores(model, x))
     if task == "classification":
@@ -212,7 +251,10 @@ def _checkpoint(folder: Path) -> Any:
 
     found = (read_config(folder).get("architectures") or ["no head"])[0]
     if found in ("SequenceClassifier", "BertForSequenceClassification"):
-        classes = len(read_tensors(folder)["classifier.weight"])
+        head = read_tensors(folder).get("classifier.weight")
+        if head is None:
+            raise ValueError(f"MODEL is {folder}, a {found} by its config, without a classifier")
+        classes = len(head)
         kind: Any = lambda config: SequenceClassifier(BertModel(config), classes)  # noqa: E731
     else:
         kinds = {"BertForMaskedLM": BertForMaskedLM, "BertForPreTraining": BertForPreTraining}
@@ -267,7 +309,9 @@ def _from_onnx(path: Path, precision: str) -> Served:
     how = "as the file is" if precision == "float32" else precision
     served = Served(task, str(path), f"ONNX Runtime, {how}", tokenizer, limit, scores)
     if task == "classification":
-        served.labels = label_names(path.parent, model.session.get_outputs()[0].shape[-1])
+        ids = [tokenizer.cls_token_id, tokenizer.sep_token_id]
+        read = served.answers([{"input_ids": ids, "token_type_ids": [0, 0]}])
+        served.labels = label_names(path.parent, len(read[0][0]))
     return served
 
 
@@ -313,7 +357,7 @@ class Refusal(tornado.web.HTTPError):
         self.message = message
 
 
-@dataclass
+@dataclass(eq=False)
 class Waiting:
     """A text that waits for its turn.
 
@@ -326,6 +370,11 @@ class Waiting:
     example: Mapping[str, list[int]]
     arrived: float
     answer: asyncio.Future[tuple[Answer, int]]
+
+    def end(self, refusal: "Refusal") -> None:
+        """Let it wait no longer."""
+        if not self.answer.done():
+            self.answer.set_exception(refusal)
 
 
 @dataclass
@@ -352,16 +401,14 @@ class Batcher:
 
     def __post_init__(self) -> None:
         self.waiting: deque[Waiting] = deque()
+        self.read_now: list[Waiting] = []
         self.arrived = asyncio.Event()
 
-    async def ask(self, example: Mapping[str, list[int]]) -> tuple[Answer, int]:
-        """Answer one text, together with others.
-
-        Returns:
-            The answer, and how many texts were read together.
+    def check_room(self) -> None:
+        """Refuse another text when too many wait.
 
         Raises:
-            Refusal: too many wait.
+            Refusal: 503.
         """
         if len(self.waiting) >= self.max_waiting:
             self.counts["refused"] += 1
@@ -369,11 +416,25 @@ class Batcher:
                 503,
                 f"{len(self.waiting)} texts are waiting, and no more may; try again in a second",
             )
+
+    def add(self, example: Mapping[str, list[int]]) -> Waiting:
+        """Let one text wait for its answer, to be read together with others."""
         loop = asyncio.get_running_loop()
         text = Waiting(example, loop.time(), loop.create_future())
         self.waiting.append(text)
         self.arrived.set()
-        return await text.answer
+        return text
+
+    def leave(self, text: Waiting) -> None:
+        """Forget a text for which nobody waits any more."""
+        text.end(Refusal(408, "the client went away"))
+        if text in self.waiting:
+            self.waiting.remove(text)
+
+    def give_up(self) -> None:
+        """Tell all who wait that there will be no answer."""
+        for text in (*self.waiting, *self.read_now):
+            text.end(Refusal(503, f"the server was stopped {GRACE_SECONDS} seconds ago"))
 
     def status(self) -> dict[str, Any]:
         """The model, the counts and the limits."""
@@ -422,6 +483,9 @@ class Batcher:
     async def _answer(self, chosen: list[Waiting]) -> None:
         """Compute in the worker's thread, while this one takes requests."""
         size = len(chosen)
+        if size == 0:  # they went away
+            return
+        self.read_now = chosen
         self.counts["texts"] += size
         self.counts["batches"] += 1
         self.counts["largest_batch"] = max(size, self.counts["largest_batch"])
@@ -430,7 +494,8 @@ class Batcher:
             answers = await loop.run_in_executor(self.worker, self.served.answers, examples)
         except Exception as error:  # whatever a model may raise: those who wait must hear of it
             for text in chosen:
-                text.answer.set_exception(error)
+                if not text.answer.done():
+                    text.answer.set_exception(error)
             return
         for text, answer in zip(chosen, answers, strict=True):
             if not text.answer.done():
@@ -471,6 +536,7 @@ class Handler(tornado.web.RequestHandler):
 
     def on_connection_close(self) -> None:
         """Note that the client went away."""
+        super().on_connection_close()  # ends the wait for the rest of its body
         self.application.settings["in_flight"].discard(self)
 
     def data_received(self, chunk: bytes) -> None:
@@ -499,7 +565,8 @@ class Handler(tornado.web.RequestHandler):
         """Refuse what a foreign page sends through the browser, a wrong method, a large body."""
         own, host = self.application.settings["hosts"], self.request.headers.get("Host", "")
         if host not in own:
-            raise Refusal(403, f"the Host header is {host!r}, but must be {own[0]} or {own[1]}")
+            allowed = f"{' or '.join(own)}"
+            raise Refusal(403, f"the Host header is {host!r}, but must be {allowed}")
         origin = self.request.headers.get("Origin")
         if origin is not None and origin.removeprefix("http://") not in own:
             raise Refusal(
@@ -575,6 +642,12 @@ class Ask(Handler):
     def initialize(self, task: str) -> None:
         """Note the task, a key of `PATHS`."""
         self.task = task
+        self.leave: Callable[[], None] = lambda: None
+
+    def on_connection_close(self) -> None:
+        """Note that the client went away, and compute nothing for it."""
+        super().on_connection_close()
+        self.leave()
 
     async def answer(self) -> None:
         """Answer with classes, or with the pieces for each mask, likeliest first."""
@@ -584,10 +657,11 @@ class Ask(Handler):
             raise Refusal(404, f"no model for {self.task} is served; served is {served}")
         batcher = batchers[self.task]
         asked = self.asked()
-        example = example_of(batcher.served, asked["text"], asked["pair"])
-        start = asyncio.get_running_loop().time()
-        answer, size = await batcher.ask(example)
-        taken = 1000 * (asyncio.get_running_loop().time() - start)
+        batcher.check_room()
+        text = batcher.add(example_of(batcher.served, asked["text"], asked["pair"]))
+        self.leave = lambda: batcher.leave(text)
+        answer, size = await text.answer
+        taken = 1000 * (asyncio.get_running_loop().time() - text.arrived)
         named = [
             [
                 {"name": batcher.served.name_of(i), "probability": p}
@@ -597,7 +671,7 @@ class Ask(Handler):
         ]
         result = {"labels": named[0]} if self.task == "classification" else {"masks": named}
         about = {
-            "tokens": len(example["input_ids"]),
+            "tokens": len(text.example["input_ids"]),
             "batch": size,
             "milliseconds": round(taken, 3),
         }
@@ -661,8 +735,11 @@ def example_of(served: Served, text: str, pair: str | None) -> dict[str, list[in
     """A text as the model reads it.
 
     Raises:
-        Refusal: 400: it is too long, cannot be read, or has no mask or too many.
+        Refusal: 400: it is too long, cannot be read, has no mask or too many; or it is a pair, and
+            the model reads none.
     """
+    if pair is not None and not served.pairs:
+        raise Refusal(400, "pair is given, but this model reads one text: it has one token type")
     try:
         encoded = served.tokenizer(text, pair, truncation=False)
     except ValueError as error:  # half of a surrogate pair
@@ -689,27 +766,46 @@ def routes() -> Iterator[tuple[str, type[Handler], dict[str, str]]]:
         yield path, Ask, {"task": task}
 
 
+def listen(port: int) -> list[socket.socket]:
+    """Take a port of this machine, before time is spent on loading; 0 takes one that is free.
+
+    Raises:
+        ValueError: another program has it, or it is not for this user.
+    """
+    try:
+        return bind_sockets(port, HOST)
+    except OSError as error:
+        raise ValueError(
+            f"port is {port}, which cannot be used ({error.strerror}); give another with --port, "
+            "or --port 0 for any that is free"
+        ) from None
+
+
+def hosts(port: int) -> list[str]:
+    """What a client that means this server writes into its Host header."""
+    plain = [HOST, "localhost"]
+    return [f"{name}:{port}" for name in plain] + (plain if port == 80 else [])
+
+
 async def serve(
-    batchers: Mapping[str, Batcher], port: int, announce: Callable[[str], None]
+    batchers: Mapping[str, Batcher],
+    sockets: list[socket.socket],
+    announce: Callable[[str], None],
 ) -> None:
     """Answer requests until SIGTERM or SIGINT, then what is in flight, and return.
 
     Args:
         batchers: by task.
-        port: 0 takes one that is free.
+        sockets: those of `listen`.
         announce: is called with the address, when it answers.
-
-    Raises:
-        OSError: the port is taken.
     """
-    loop, stopping, in_flight = asyncio.get_running_loop(), asyncio.Event(), set[Handler]()
-    sockets = bind_sockets(port, HOST)
+    stopping, in_flight = asyncio.Event(), set[Handler]()
     port = sockets[0].getsockname()[1]
     application = tornado.web.Application(
         list(routes()),
         default_handler_class=Handler,
         log_function=lambda handler: None,
-        hosts=(f"{HOST}:{port}", f"localhost:{port}"),
+        hosts=hosts(port),
         batchers=batchers,
         stopping=stopping,
         in_flight=in_flight,
@@ -717,27 +813,52 @@ async def serve(
     server = HTTPServer(
         application, max_body_size=2**62, body_timeout=30, idle_connection_timeout=60
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopping.set))
     running = [asyncio.create_task(batcher.run()) for batcher in batchers.values()]
     server.add_sockets(sockets)
-    announce(f"http://{HOST}:{port}")
-    await stopping.wait()
-    server.stop()
-    await finished(in_flight)
-    await server.close_all_connections()
+    with _on_signals(stopping):
+        announce(f"http://{HOST}:{port}")
+        await stopping.wait()
+        await asyncio.sleep(ACCEPT_SECONDS)  # who had connected before is told, not cut off
+        server.stop()
+        if not await finished(in_flight, GRACE_SECONDS):
+            for batcher in batchers.values():
+                batcher.give_up()
+            await finished(in_flight, 1)
+        await server.close_all_connections()
     for task in running:
         task.cancel()
 
 
-async def finished(in_flight: set[Handler]) -> None:
-    """Wait until everything in flight is answered, but not for ever."""
-    end = asyncio.get_running_loop().time() + GRACE_SECONDS
+@contextmanager
+def _on_signals(stopping: asyncio.Event) -> Iterator[None]:
+    """Within it, SIGTERM and SIGINT (Ctrl+C) only set an event."""
+    loop = asyncio.get_running_loop()
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        stop = lambda *_: loop.call_soon_threadsafe(stopping.set)  # noqa: E731
+        before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+async def finished(in_flight: set[Handler], seconds: float) -> bool:
+    """Wait until everything in flight is answered, but not for ever; return whether it is."""
+    end = asyncio.get_running_loop().time() + seconds
     while in_flight and asyncio.get_running_loop().time() < end:
         await asyncio.sleep(0.01)
+    return not in_flight
 
 
-def run(models: Sequence[Served], port: int, max_batch: int, max_wait: float, waiting: int) -> None:
+def run(
+    models: Sequence[Served],
+    sockets: list[socket.socket],
+    max_batch: int,
+    max_wait: float,
+    waiting: int,
+) -> None:
     """Serve models, one for each task, in this process."""
 
     def announce(address: str) -> None:
@@ -749,7 +870,7 @@ def run(models: Sequence[Served], port: int, max_batch: int, max_wait: float, wa
 
     async def go() -> None:
         batchers = {x.task: Batcher(x, worker, max_batch, max_wait, waiting) for x in models}
-        await serve(batchers, port, announce)
+        await serve(batchers, sockets, announce)
 
     with ThreadPoolExecutor(1, "model") as worker:
         asyncio.run(go())
@@ -791,14 +912,17 @@ def main(
         if precision not in PRECISIONS:
             allowed = ", ".join(PRECISIONS)
             raise ValueError(f"precision is {precision!r}, but must be one of {allowed}")
+        sockets = listen(port)
         package = use_the_package()
         served = [load(path, precision, names) for path in model]
         tasks = [each.task for each in served]
+        if names and "classification" not in tasks:
+            raise ValueError(f"labels is {labels}, but no MODEL is for classification")
         if len(set(tasks)) < len(tasks):
             raise ValueError(f"the models are for {', '.join(tasks)}; give one for each task")
         if package.uses:
             typer.echo(f"on stand-ins for {', '.join(sorted(package.uses))}", err=True)
-        run(served, port, max_batch, max_wait_ms / 1000, max_waiting)
+        run(served, sockets, max_batch, max_wait_ms / 1000, max_waiting)
     except (ValueError, OSError, RuntimeError) as error:
         typer.echo(f"serve: {error}", err=True)
         raise SystemExit(2) from None

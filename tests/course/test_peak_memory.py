@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from bertlab.course import peak_memory
@@ -39,6 +40,40 @@ def test_a_child_that_holds_more_says_so_and_the_next_does_not_remember():
 
 def test_a_child_that_fails_has_no_number():
     assert peak_memory.in_a_child(lambda: 1 / 0) is None
+
+
+def test_a_model_that_never_ends_is_given_up_with_its_process_and_the_others_keep_their_numbers(
+    tmp_path, monkeypatch
+):
+    """Its class is a student's, so it may do anything: here it sleeps for an hour."""
+    package = tmp_path / "bertlab"
+    package.mkdir()
+    course = shutil.copytree(Path(peak_memory.__file__).parent, package / "course")
+    (package / "__init__.py").touch()
+    (package / "compression.py").write_text(
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "def load_compressed(path):\n"
+        "    def slow(**batch):\n"
+        f"        Path({str(tmp_path)!r}, 'pid').write_text(str(os.getpid()))\n"
+        "        time.sleep(3600)\n"
+        "    return slow if 'slow' in path else lambda **batch: None\n"
+    )
+    monkeypatch.setattr(peak_memory, "__file__", str(course / "peak_memory.py"))
+    monkeypatch.setattr(peak_memory, "SECONDS", 20)
+    files = {name: tmp_path / f"{name}.safetensors" for name in ("quick", "slow")}
+    found = peak_memory.peak_memory_mb(files, {"input_ids": np.ones((1, 2), dtype=np.int64)})
+    assert found["quick"] is not None
+    assert found["slow"] is None
+    assert not runs(int((tmp_path / "pid").read_text()))
+
+
+def runs(number: int) -> bool:
+    """Whether a process is there, and is more than an entry that nobody has asked for yet."""
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_another_file_is_refused():

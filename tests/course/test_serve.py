@@ -1,5 +1,6 @@
 """The served model: a real server in a process of its own, asked over real HTTP."""
 
+import copy
 import http.client
 import json
 import os
@@ -332,14 +333,11 @@ def test_a_fault_of_the_model_is_told_to_the_operator_and_not_to_the_client(
             tasks = []
             batcher = serve.Batcher(model, worker)
             announce = lambda address: tasks.append(asyncio.create_task(client(address)))  # noqa: E731
-            await serve.serve({"classification": batcher}, 0, announce)
+            await serve.serve({"classification": batcher}, serve.listen(0), announce)
 
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    try:
-        asyncio.run(go())
-    finally:
-        for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
-            signal.signal(number, handler)
+    asyncio.run(go())
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     assert [code for code, _ in answers] == [500, 500]
     assert all("secret" not in body and "Traceback" not in body for _, body in answers)
     assert "secret reason" in caplog.text
@@ -373,6 +371,98 @@ def test_a_full_line_is_refused_and_a_stop_answers_what_is_in_flight(models):
         out, errors = server.process.communicate(timeout=serve.GRACE_SECONDS / 2)
         assert server.process.returncode == 0 and out.endswith("stopped\n")
         assert "Traceback" not in errors
+
+
+def test_who_went_away_is_not_computed_for_and_makes_room(models):
+    """The line holds two: the second place is free again as soon as its client has left."""
+    with (
+        served(models, "classifier", "--max-waiting", "2", "--max-wait-ms", "3000") as server,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        body = b'{"text": "the"}'
+        head = f"POST /classify HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        lost = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+        lost.sendall(head.encode() + body)
+        wait_for(lambda: status(server)["waiting"] == 1)
+        stays = threads.submit(ask, server, "/classify", {"text": "a"})
+        wait_for(lambda: status(server)["waiting"] == 2)
+        lost.close()
+        wait_for(lambda: status(server)["waiting"] == 1)
+        answer = stays.result(30)
+        assert answer.status == 200 and answer.json["batch"] == 1
+        assert status(server)["texts"] == 1
+        server.process.send_signal(signal.SIGTERM)
+        _, errors = server.process.communicate(timeout=serve.GRACE_SECONDS / 2)
+        assert server.process.returncode == 0
+        assert errors == ""
+
+
+def test_all_who_wait_may_go_away():
+    """Also the only one, in the moment in which its batch is made."""
+    import asyncio
+
+    def never(*examples: Any) -> Any:
+        raise AssertionError("nobody waits for it")
+
+    async def go() -> None:
+        batcher = serve.Batcher(
+            SimpleNamespace(answers=never),  # type: ignore[arg-type]  # only this is used
+            ThreadPoolExecutor(1),
+            max_wait=0.01,
+        )
+        running = asyncio.create_task(batcher.run())
+        text = batcher.add({"input_ids": [0]})
+        await asyncio.sleep(0)
+        batcher.leave(text)
+        await asyncio.sleep(0.05)
+        assert not running.done() and not batcher.waiting
+        assert isinstance(text.answer.exception(), serve.Refusal)
+        running.cancel()
+
+    asyncio.run(go())
+
+
+def test_what_is_not_answered_in_time_is_told_so(models, monkeypatch):
+    """A model that takes longer than the server has after SIGTERM: 503, to who is read and to
+    who still waits."""
+    import asyncio
+    import threading
+
+    from tornado.httpclient import AsyncHTTPClient
+
+    release = threading.Event()
+    model = serve.load(models.folder / "classifier")
+    monkeypatch.setattr(model, "scores", lambda batch: release.wait(60))
+    monkeypatch.setattr(serve, "GRACE_SECONDS", 0.3)
+    answers: list[tuple[int, str]] = []
+
+    async def go(worker: Any) -> None:
+        batcher = serve.Batcher(model, worker, max_batch=1)
+
+        async def client(address: str) -> None:
+            headers = {"Content-Type": "application/json"}
+            asked = {"method": "POST", "body": '{"text": "a"}', "raise_error": False}
+            both = [
+                AsyncHTTPClient().fetch(f"{address}/classify", headers=headers, **asked)
+                for _ in range(2)
+            ]
+            while len(batcher.waiting) + len(batcher.read_now) < 2:
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            for response in await asyncio.gather(*both):
+                answers.append((response.code, response.body.decode()))
+
+        asked = []
+        announce = lambda address: asked.append(asyncio.create_task(client(address)))  # noqa: E731
+        await serve.serve({"classification": batcher}, serve.listen(0), announce)
+        await asyncio.gather(*asked)
+        release.set()
+
+    with ThreadPoolExecutor(1) as worker:
+        asyncio.run(go(worker))
+    assert [code for code, _ in answers] == [503, 503]
+    assert all("was stopped" in body for _, body in answers)
 
 
 def leave_in_the_middle(server: SimpleNamespace) -> None:
@@ -488,6 +578,102 @@ def test_what_cannot_be_served_is_refused_before_anybody_asks(models, exported, 
         serve.load(tags)
     with pytest.raises(ValueError, match="bfloat16"):
         serve.load(tags, "bfloat16")
+
+
+def test_a_damaged_file_a_missing_head_or_a_model_without_numbers_is_refused(
+    models, exported, tmp_path
+):
+    broken = shutil.copytree(models.folder / "mlm", tmp_path / "broken")
+    (broken / "model.onnx").write_bytes(exported["mlm"].read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"model.onnx, which cannot be loaded"):
+        serve.load(broken / "model.onnx")
+    (broken / "model.safetensors").write_bytes(b"\0" * 100)
+    with pytest.raises(ValueError, match=r"broken|model\.safetensors"):
+        serve.load(broken)
+    headless = shutil.copytree(models.folder / "classifier", tmp_path / "headless")
+    architectures = json.loads((headless / "config.json").read_text())
+    models.complete.weights.save_pretrained(models.classifier.bert, headless)
+    (headless / "config.json").write_text(json.dumps(architectures))
+    with pytest.raises(ValueError, match="without a classifier"):
+        serve.load(headless)
+    other = copy.deepcopy(models.classifier)
+    with torch.no_grad():
+        other.classifier.bias[1] = torch.nan
+    models.complete.weights.save_pretrained(other, tmp_path / "nan")
+    models.tokenizer.save(tmp_path / "nan")
+    with pytest.raises(ValueError, match=r"cannot be served: its scores are not numbers"):
+        serve.load(tmp_path / "nan")
+
+
+def test_a_file_that_does_not_say_how_many_classes_it_has_is_served(models, exported, tmp_path):
+    import onnx
+
+    folder = shutil.copytree(models.folder / "classifier", tmp_path / "model")
+    file = onnx.load(exported["classifier"])
+    file.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "classes"
+    onnx.save(file, folder / "model.onnx")
+    assert serve.load(folder / "model.onnx").labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
+def test_a_model_with_one_token_type_reads_no_pairs(models, tmp_path):
+    config = models.complete.config.BertConfig(
+        **{**vars(models.classifier.bert.config), "type_vocab_size": 1}
+    )
+    bert = models.complete.encoder.BertModel(config)
+    one = models.complete.fine_tuning.SequenceClassifier(bert, 3).eval()
+    models.complete.weights.save_pretrained(one, tmp_path)
+    models.tokenizer.save(tmp_path)
+    model = serve.load(tmp_path)
+    assert not model.pairs
+    assert serve.load(models.folder / "classifier").pairs
+    assert serve.example_of(model, "the", None)["input_ids"]
+    with pytest.raises(serve.Refusal) as refusal:
+        serve.example_of(model, "the", "a")
+    assert refusal.value.status_code == 400 and "one token type" in refusal.value.message
+
+
+@pytest.mark.parametrize(("way", "said"), [("oneDNN, bfloat16", True), ("oneDNN", False)])
+def test_bfloat16_is_said_only_where_it_was_picked(models, monkeypatch, way, said):
+    from bertlab import compression
+
+    monkeypatch.setattr(
+        compression, "quickest_linear", lambda linear, precision: compression.ONEDNN
+    )
+    ours = compression.as_prepared
+    monkeypatch.setattr(compression, "as_prepared", lambda fast, _: ours(fast, {"8 to 8": way}))
+    found = serve.load(models.folder / "classifier", "bfloat16").precision
+    assert (found == "bfloat16") is said
+    assert said or found.startswith("float32")
+
+
+def started(models: SimpleNamespace, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A server that must refuse to start."""
+    package = Path(models.complete.compression.__file__).parents[1]
+    return subprocess.run(
+        [sys.executable, "-m", "bertlab.course.serve", *arguments],
+        env={**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"},
+        cwd=models.folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_port_that_is_taken_is_named_before_anything_is_loaded(server, models):
+    refused = started(models, "nowhere", "--port", str(server.port))
+    assert refused.returncode == 2
+    assert f"port is {server.port}" in refused.stderr and "--port 0" in refused.stderr
+
+
+def test_labels_without_a_classifier_are_refused(models):
+    refused = started(models, "mlm", "--port", "0", "--labels", "a,b")
+    assert refused.returncode == 2
+    assert "labels is a,b" in refused.stderr
+
+
+def test_the_port_that_needs_no_number_is_served_without_one():
+    assert serve.hosts(8765) == ["127.0.0.1:8765", "localhost:8765"]
+    assert set(serve.hosts(80)) >= {"127.0.0.1", "localhost", "localhost:80"}
 
 
 # --- the page ---

@@ -340,6 +340,7 @@ _RIGHT = Int8()
 class Int8Linear(nn.Module):
     """What the int8 stand for, multiplied as floats. The misconceptions replace one step."""
 
+    quantize: Callable[..., tuple[Tensor, Tensor, Tensor]] = staticmethod(_RIGHT)
     weight: Tensor
     scale: Tensor
     zero_point: Tensor
@@ -347,7 +348,7 @@ class Int8Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear, per_channel: bool = True) -> None:
         super().__init__()
-        parts = _RIGHT(linear.weight.detach(), per_channel)
+        parts = self.quantize(linear.weight.detach(), per_channel)
         for name, value in zip(("weight", "scale", "zero_point"), parts, strict=True):
             self.register_buffer(name, value)
         bias = linear.bias
@@ -361,13 +362,13 @@ class Int8Linear(nn.Module):
 
     def seen(self, x: Tensor) -> Tensor:
         """The input as its int8 stand for it."""
-        x_int8, scale, zero_point = _RIGHT(x)
+        x_int8, scale, zero_point = self.quantize(x)
         return (x_int8.int() - zero_point) * scale
 
 
 class _OneRange(Int8Linear):
     def seen(self, x: Tensor) -> Tensor:
-        x_int8, scale, zero_point = _RIGHT(x, per_channel=False)
+        x_int8, scale, zero_point = self.quantize(x, per_channel=False)
         return (x_int8.int() - zero_point) * scale
 
 
@@ -386,6 +387,14 @@ class _FloatKept(Int8Linear):
     def __init__(self, linear: nn.Linear, per_channel: bool = True) -> None:
         super().__init__(linear, per_channel)
         self.linear = linear
+
+
+def _quantizing(wrong: Int8) -> dict[str, Any]:
+    """A wrong `quantize_int8`, and the layer that is built on it."""
+    return {
+        "quantize_int8": wrong,
+        "Int8Linear": type("Int8Linear", (Int8Linear,), {"quantize": staticmethod(wrong)}),
+    }
 
 
 def _off_ties(rng: np.random.Generator, rows: int, width: int, positive: bool = False) -> Tensor:
@@ -433,7 +442,9 @@ def _int8_probe(part: Any, **inputs: Any) -> Any:
     found = part.quantize_int8(inputs["weight"], per_channel)
     int8, scale, zero_point = found
     if inputs.get("restored"):
-        return {"restored": (int8.int() - zero_point) * scale, "dtype": str(int8.dtype)}
+        restored = (int8.int() - zero_point) * scale
+        above = bool((scale > 0).all())
+        return {"restored": restored, "dtype": str(int8.dtype), "scales are above 0": above}
     return {"int8": int8, "zero_point": zero_point, "scale": scale}
 
 
@@ -468,43 +479,43 @@ INT8 = Exercise(
             "Symmetric int8 has the zero point 0 and is simpler, but a row from -1 to 3 wastes "
             "a third of its steps on numbers that it does not have. Here the range is what the row "
             "has: from low to high.",
-            {"quantize_int8": _Symmetric()},
+            _quantizing(_Symmetric()),
         ),
         Misconception(
             "0 need not be inside the range",
             "A row that is all above 0 still must be able to say 0 exactly: padding and dropped "
             "units are 0. So low is at most 0 and high at least 0, before the scale is computed.",
-            {"quantize_int8": _WithoutZero()},
+            _quantizing(_WithoutZero()),
         ),
         Misconception(
             "numbers are cut off instead of rounded",
             "Converting a float to an integer type drops what stands behind the point. The error "
             "is then up to a whole step instead of half of one, and always toward 0. Round first.",
-            {"quantize_int8": _CutOff()},
+            _quantizing(_CutOff()),
         ),
         Misconception(
             "each column has a range, not each row",
             "A linear layer's weight is [out, in]: an output is a row. Ranges go along the last "
             "axis, so that one output's scale can be taken out of its sum over the inputs.",
-            {"quantize_int8": _ByColumn()},
+            _quantizing(_ByColumn()),
         ),
         Misconception(
             "per_channel=False is not looked at",
             "Without `per_channel` all numbers share one range, and scale and zero point have one "
             "entry. It is the coarser way, and the chapter measures how much coarser it is.",
-            {"quantize_int8": _AlwaysByRow()},
+            _quantizing(_AlwaysByRow()),
         ),
         Misconception(
             "a number beyond 127 wraps around",
             "When both ends of a range are rounded up, the highest number becomes 128, which int8 "
             "does not have: converted, it comes out as -128, the largest error there is. Clamp.",
-            {"quantize_int8": _Wrapped()},
+            _quantizing(_Wrapped()),
         ),
         Misconception(
             "the range is divided into 256 steps",
             "There are 256 numbers from -128 to 127, but 255 steps between them, as five fingers "
             "have four gaps. With 256 the highest number cannot be reached.",
-            {"quantize_int8": _Levels256()},
+            _quantizing(_Levels256()),
         ),
         Misconception(
             "all tokens share one range",
@@ -917,9 +928,10 @@ def _head_cases(rng: np.random.Generator) -> Iterator[Case]:
     plan = [{0: [one], 1: [2, 1, 2]}]
     yield Case("a head of one layer, two of the other, one of them named twice", inputs(heads=plan))
     yield Case("two prunings of one layer", inputs(heads=[{1: [0]}, {1: [1]}]))
-    wrong = [{0: [1], 2: [0]}, {0: [1], 1: [3]}, {0: [1], 1: [0, 1, 2]}]
+    yield Case("a BertModel without a head on top", inputs(heads=[{1: [2]}], bare=True))
+    wrong = [{0: [1], 2: [0]}, {0: [1], 1: [3]}, {0: [1], 1: [0, 1, 2]}, {0: [1], 1: [-2]}]
     yield Case(
-        "what is not there, and all heads of a layer", inputs(heads=wrong, refused=[2, 3, 1])
+        "what is not there, and all heads of a layer", inputs(heads=wrong, refused=[2, 3, 1, -2])
     )
 
 
@@ -930,6 +942,7 @@ def _head_probe(
     train: bool = False,
     heads: list[dict[int, list[int]]] | None = None,
     refused: list[int] | None = None,
+    bare: bool = False,
 ) -> Any:
     model = model_of(state, train)
     if heads is None:
@@ -949,20 +962,23 @@ def _head_probe(
     else:
         found = {}
         for step in heads:
-            part.prune_heads(model, step)
+            part.prune_heads(model.bert if bare else model, step)
     return found | _pruned(model, texts_of(batches[0]))
 
 
 def _pruned(model: Any, texts: Mapping[str, Tensor]) -> dict[str, Any]:
     attentions = [layer.attention for layer in model.bert.encoder.layers]
-    shapes = {
-        f"layer {number}, {name}": list(getattr(attention, name).weight.shape)
+    linears = {
+        f"layer {number}, {name}": getattr(attention, name)
         for number, attention in enumerate(attentions)
         for name in ("query", "key", "value", "output")
     }
+    shapes = {name: list(linear.weight.shape) for name, linear in linears.items()}
+    said = [[linear.out_features, linear.in_features] for linear in linears.values()]
     with torch.no_grad():
         logits = model(**texts).logits
-    return {"heads": [a.num_heads for a in attentions], **shapes, "logits": logits}
+    heads = [a.num_heads for a in attentions]
+    return {"heads": heads, **shapes, "out_features, in_features": said, "logits": logits}
 
 
 HEADS = Exercise(
@@ -1371,19 +1387,19 @@ class _NoGelu(Adapter):
 class AddAdapters:
     """Puts adapters in. The misconceptions replace one step."""
 
+    def __init__(self, adapter: type[Adapter] = Adapter) -> None:
+        self.adapter = adapter
+
     def __call__(self, model: Any, bottleneck: int = 16) -> Any:
-        if any(self.is_adapter(module) for module in model.modules()):
+        if any(isinstance(module, Adapter) for module in model.modules()):
             raise ValueError("model has adapters already")
         self.freeze(model)
         for layer in model.bert.encoder.layers:
             for part, name in self.places(layer):
                 linear = getattr(part, name)
-                adapter = Adapter(linear.out_features, bottleneck).to(linear.weight)
+                adapter = self.adapter(linear.out_features, bottleneck).to(linear.weight)
                 setattr(part, name, nn.Sequential(linear, adapter.train(part.training)))
         return self.returned(model)
-
-    def is_adapter(self, module: nn.Module) -> bool:
-        return type(module).__name__ == "Adapter"
 
     def freeze(self, model: Any) -> None:
         model.bert.requires_grad_(False)
@@ -1410,9 +1426,19 @@ class _OneOfTwo(AddAdapters):
         return [(layer.feed_forward, "down")]
 
 
+class _WrongHalf(AddAdapters):
+    def places(self, layer: Any) -> list[tuple[Any, str]]:
+        return [(layer.attention, "output"), (layer.feed_forward, "up")]
+
+
 class _OnACopy(AddAdapters):
     def __call__(self, model: Any, bottleneck: int = 16) -> Any:
         return super().__call__(copy.deepcopy(model), bottleneck)
+
+
+def _adapting(wrong: type[Adapter]) -> dict[str, Any]:
+    """A wrong `Adapter`, and what puts it in."""
+    return {"Adapter": wrong, "add_adapters": AddAdapters(wrong)}
 
 
 class LoRALinear(nn.Module):
@@ -1530,16 +1556,26 @@ def _adapted(part: Any, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]
     trained = {name: p for name, p in made.named_parameters() if p.requires_grad}
     found = {
         "the same model": made is model,
-        "difference at the start": (logits - full).abs().max(),
+        "computes what it did": bool((logits - full).abs().max() < 1e-4 * full.abs().max()),
         "of BERT's parameters trained": sum(id(p) in before for p in trained.values()),
         "numbers trained": sum(p.numel() for p in trained.values()),
         "the head is trained": "classifier.weight" in trained,
         "a second time": error_of(lambda: part.add_adapters(made, 3)),
     }
-    kinds = [
-        type(module).__name__ for layer in made.bert.encoder.layers for module in layer.modules()
+    with torch.no_grad():
+        for p in made.bert.parameters():
+            if id(p) not in before:
+                p.fill_(0.1)  # as if trained, whatever its name
+        return found | {"adapters": _places(made.bert), "logits, trained": made(**batch).logits}
+
+
+def _places(bert: Any) -> list[str]:
+    """What is an `nn.Sequential` now, and of what."""
+    return [
+        f"{name}: {len(module)}"
+        for name, module in bert.encoder.named_modules()
+        if isinstance(module, nn.Sequential)
     ]
-    return found | {"adapters": sum("Sequential" in kind for kind in kinds)}
 
 
 def _lora(
@@ -1574,19 +1610,19 @@ ADAPTERS = Exercise(
             "an adapter does not start as nothing",
             "A fresh adapter that adds random numbers after every half layer destroys what BERT "
             "knows before training begins. Weight and bias of `up` start at 0.",
-            {"Adapter": _RandomStart},
+            _adapting(_RandomStart),
         ),
         Misconception(
             "the residual connection is left out",
             "Without x + the layer's output would have to go through the few units of the "
             "bottleneck, and at the start nothing would be left of it.",
-            {"Adapter": _NoResidual},
+            _adapting(_NoResidual),
         ),
         Misconception(
             "there is no GELU in the adapter",
             "Two linear layers without anything between them are one linear layer of low rank. "
             "That is LoRA's idea; an adapter is a small network.",
-            {"Adapter": _NoGelu},
+            _adapting(_NoGelu),
         ),
         Misconception(
             "BERT is not frozen",
@@ -1605,6 +1641,13 @@ ADAPTERS = Exercise(
             "Houlsby et al. put one after each half of a layer: after the attention's output and "
             "after the feed-forward network's `down`.",
             {"add_adapters": _OneOfTwo()},
+        ),
+        Misconception(
+            "an adapter stands inside the feed-forward network",
+            "After `up` there are as many units as the network is wide inside, four times those of "
+            "the layer, and the adapter is four times as large. It follows `down`, at the half's "
+            "end.",
+            {"add_adapters": _WrongHalf()},
         ),
         Misconception(
             "a copy gets the adapters",
@@ -1670,7 +1713,7 @@ class FakeClock:
     """A clock that only moves when a model says so: a measurement that no machine disturbs."""
 
     def __init__(self) -> None:
-        self.now = 1024.0
+        self.now = 1024 * 10**9  # nanoseconds
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -1691,19 +1734,24 @@ class FakeClock:
                 stack.enter_context(mock.patch.object(module, key, read))
 
     def read(self) -> float:
-        return self.now
+        return self.now / 1e9
 
     def read_ns(self) -> int:
-        return int(self.now * 1e9)
+        return self.now
 
 
 class Timed(nn.Module):
     """A model whose every call takes a known time on a fake clock, and which notes how it is used.
 
-    For each number of texts the first two calls are slow, and every fourth call is disturbed.
+    For each number of texts the first three calls are slow, and every third after them is
+    disturbed: of 13 or 14 calls half and more, of the ten that follow the first three, four.
+
+    Args:
+        one: milliseconds for one text.
+        more: for each one more.
     """
 
-    def __init__(self, table: Tensor, clock: FakeClock, one: float, more: float) -> None:
+    def __init__(self, table: Tensor, clock: FakeClock, one: int, more: int) -> None:
         super().__init__()
         self.table = nn.Parameter(table.clone())
         self.clock, self.one, self.more = clock, one, more
@@ -1718,8 +1766,8 @@ class Timed(nn.Module):
         self.noted["labels"] |= "labels" in batch
         size = len(ids)
         count = self.counts[size] = self.counts.get(size, 0) + 1
-        factor = 16 if count <= 2 else 4 if count % 4 == 0 else 1
-        self.clock.now += factor * (self.one + self.more * (size - 1))
+        factor = 16 if count <= 3 else 4 if count % 3 == 1 else 1
+        self.clock.now += factor * (self.one + self.more * (size - 1)) * 10**6
         logits = self.table[ids[:, 0]]
         return SimpleNamespace(loss=None, logits=-logits if self.training else logits)
 
@@ -1764,11 +1812,11 @@ class Comparison:
     def context(self) -> Any:
         return torch.no_grad()
 
-    warm_up = 3
+    warm_up, timed = 3, 10
 
     def latency(self, model: Any, batch: Any) -> float:
         times = []
-        for _ in range(self.warm_up + 10):
+        for _ in range(self.warm_up + self.timed):
             start = time.perf_counter()
             model(**batch)
             times.append(time.perf_counter() - start)
@@ -1791,6 +1839,14 @@ class _Cold(Comparison):
         start = time.perf_counter()
         model(**batch)
         return self.summary([time.perf_counter() - start])
+
+
+class _NoWarmUp(Comparison):
+    warm_up, timed = 0, 10
+
+
+class _FewCalls(Comparison):
+    warm_up, timed = 3, 3
 
 
 class _MeanTime(Comparison):
@@ -1867,7 +1923,7 @@ def _compare_probe(
     file: int | None = None,
 ) -> Any:
     clock = FakeClock()
-    first = Timed(table.float(), clock, one / 1024, more / 1024).train(train)
+    first = Timed(table.float(), clock, one, more).train(train)
     models: dict[str, Any] = {"first": first}
     if not batches:
         return error_of(lambda: part.compare(models, batches))
@@ -1875,7 +1931,7 @@ def _compare_probe(
         if file is not None:
             path = os.path.join(folder, "model.onnx")
             Path(path).write_bytes(bytes(1000 * file))
-            other = Timed(table.float(), clock, more / 1024, one / 1024).eval()
+            other = Timed(table.float(), clock, more, one).eval()
             models["from a file"] = FromFile(other, path)
         rows = part.compare(models, batches)
     fields = ("size_mb", "latency_1_ms", "latency_32_ms", "accuracy")
@@ -1885,6 +1941,9 @@ def _compare_probe(
         for name in fields
     }
     found["names"] = [row.name for row in rows]
+    found["3 calls and 10 more, of 1 text and of 32"] = all(
+        first.counts.get(size, 0) >= 3 + 10 for size in (1, 32)
+    )
     return (
         found
         | {f"seen: {name}": seen for name, seen in first.noted.items()}
@@ -1904,6 +1963,18 @@ COMPARE = Exercise(
             "The first calls allocate memory, choose kernels and fill caches. They are many times "
             "as slow as the thousandth, which is the one that a service makes.",
             {"compare": _Cold()},
+        ),
+        Misconception(
+            "the first calls are among those that are timed",
+            "The median forgives some slow calls, not half of them: of ten, three were the first "
+            "ones, and the machine disturbs others. Call three times before the clock is read.",
+            {"compare": _NoWarmUp()},
+        ),
+        Misconception(
+            "too few calls are timed",
+            "The median of three is right if at most one of them was disturbed, and nobody knows "
+            "whether that is so. Ten is the least; the time they take is what certainty costs.",
+            {"compare": _FewCalls()},
         ),
         Misconception(
             "the mean is taken",
@@ -2047,6 +2118,12 @@ class _PaddingRead(Preparing):
         return fast
 
 
+class _NothingPacked(Preparing):
+    def packed(self, linear: nn.Linear, precision: str, ways: dict[Any, str]) -> nn.Module:
+        super().packed(linear, precision, ways)
+        return linear
+
+
 class _SaysNothing(Preparing):
     def finished(self, fast: Any, picked: dict[str, str], finish: Callable[..., Any]) -> Any:
         return finish(fast, {})
@@ -2114,13 +2191,23 @@ def _prepare_probe(
         "read": prepared.bert.calls,
         "measured": sorted(shapes),
         "picked": sorted(prepared.picked),
+        "left as they were": _plain(prepared),
     }
+
+
+def _plain(prepared: Any) -> list[str]:
+    """The linear layers to which nothing was done."""
+    return sorted(
+        f"{linear.in_features} to {linear.out_features}"
+        for linear in prepared.modules()
+        if type(linear) is nn.Linear
+    )
 
 
 def _prepare_refusals(part: Any, model: Any) -> dict[str, Any]:
     prepare = part.prepare_for_inference
-    found: dict[str, Any] = {"half": error_of(lambda: prepare(model, "half"), "half")}
-    found["training mode"] = error_of(lambda: prepare(model.train()), "training")
+    found: dict[str, Any] = {"half": error_of(lambda: prepare(model, "half"))}
+    found["training mode"] = error_of(lambda: prepare(model.train()))
     found["mode"] = mode(model)
     prepared = prepare(model.eval(), "bf16")
     found["twice"] = error_of(lambda: prepare(prepared))
@@ -2178,6 +2265,12 @@ PREPARE = Exercise(
             "In a shuffled batch most places can be padding, and time spent there is lost whatever "
             "the matrices look like. `as_prepared` lets `bert` skip it.",
             {"prepare_for_inference": _PaddingRead()},
+        ),
+        Misconception(
+            "what is measured is not put in",
+            "`quickest_linear` only looks. Where it names a way, a `PackedLinear` has to take the "
+            "layer's place: return it to `replace_modules`.",
+            {"prepare_for_inference": _NothingPacked()},
         ),
         Misconception(
             "it does not say what was picked",
