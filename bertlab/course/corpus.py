@@ -53,9 +53,6 @@ LIBRARIES = {
 }
 """Import name (the label) and distribution name (for the version) of each library read."""
 
-FORMAT = 1
-"""Raise this when the definition of a paragraph or the cache's layout changes."""
-
 LONGEST = 2**14
 """Characters of a paragraph in your own text; a longer one is cut, at a space if it has one."""
 
@@ -198,8 +195,9 @@ def cache_folder() -> Path:
 
 
 def cache_file() -> Path:
-    """The corpus file for the package versions installed now."""
-    key = hashlib.sha256(json.dumps([FORMAT, _versions()]).encode()).hexdigest()
+    """The corpus file for the package versions installed now, as this module harvests them."""
+    code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # another rule, another corpus
+    key = hashlib.sha256(json.dumps([code, _versions()]).encode()).hexdigest()
     return cache_folder() / f"documentation-{key[:16]}.gz"
 
 

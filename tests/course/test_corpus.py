@@ -121,9 +121,14 @@ def test_a_second_call_reads_the_cache_and_not_the_sources(small_library, monkey
     assert list(corpus.paragraphs()) == EXPECTED
 
 
-def test_another_version_of_a_library_or_of_the_format_is_another_file(small_library, monkeypatch):
+def test_another_version_of_a_library_or_of_this_module_is_another_file(
+    small_library, monkeypatch, tmp_path
+):
+    """A corpus that an earlier rule made would else be read for ever, on this machine alone."""
     first = corpus.cache_file()
-    monkeypatch.setattr(corpus, "FORMAT", corpus.FORMAT + 1)
+    other = tmp_path / "corpus.py"
+    other.write_text(Path(corpus.__file__).read_text() + "# another rule\n")
+    monkeypatch.setattr(corpus, "__file__", str(other))
     second = corpus.cache_file()
     monkeypatch.setattr(corpus, "_versions", lambda: {"tinylib": "1.1"})
     assert len({first, second, corpus.cache_file()}) == 3
