@@ -90,7 +90,16 @@ def test_the_lower_half_has_as_many_bars_as_numbers_that_come_back():
     many = explorer.render(DOWN, 8, False).html
     below = [html.count("fill:var(--bl-orange)") for html in (few, many)]
     assert 1 <= below[0] <= 4 < below[1]
-    assert few.count("fill:var(--bl-blue)") == many.count("fill:var(--bl-blue)")
+
+
+@pytest.mark.parametrize("bits", range(explorer.LEAST_BITS, explorer.MOST_BITS + 1))
+def test_no_number_lies_beyond_the_bars(bits):
+    """Rounded, the highest number can come back higher than any was."""
+    values = explorer.numbers(DOWN)
+    back = explorer.rounded(values, bits, False).values
+    edges = explorer.bar_edges(values, back)
+    for some in (values, back):
+        assert np.histogram(some, edges)[0].sum() == some.size
 
 
 def test_the_table_marks_the_choice_and_says_the_same_error_as_the_text():

@@ -202,6 +202,12 @@ def _percent(part: float) -> str:
     return f"{100 * part:.2g}%" if part < 0.995 else f"{part:.0%}"
 
 
+def bar_edges(*several: np.ndarray) -> np.ndarray:
+    """Where bars begin and end: all numbers lie between the first edge and the last, 0 too."""
+    together = np.concatenate([values.ravel() for values in several])
+    return np.linspace(min(together.min(), 0), max(together.max(), 0), BINS + 1)
+
+
 def heights(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """How high each bar is, from 0 to 1: the logarithm of its count, by that of all numbers."""
     counts, _ = np.histogram(values, edges)
@@ -210,7 +216,7 @@ def heights(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 def _picture(values: np.ndarray, found: Rounded) -> str:
     """Two histograms, one upwards and one downwards from a common line."""
-    edges = np.linspace(min(values.min(), 0), max(values.max(), 0), BINS + 1)
+    edges = bar_edges(values, found.values)
     wide, middle = _WIDTH / BINS, _HALF + 4
     bars = []
     both = ((values, -1, "var(--bl-blue)"), (found.values, 1, "var(--bl-orange)"))
