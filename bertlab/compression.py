@@ -1217,6 +1217,9 @@ def shared_copy(model: Any) -> Any:
 class PackedLinear(nn.Module):
     """A linear layer whose weight is also there in the layout that the processor reads fastest.
 
+    The product is the one of oneDNN that `torch.compile` calls for a linear layer with
+    `torch._inductor.config.freezing`; here it is called directly.
+
     Attributes:
         weight, bias: the linear layer's own, so that the model can be saved as before.
 
@@ -1227,27 +1230,20 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, way: str) -> None:
         super().__init__()
-        with quiet():  # PyTorch calls its own TorchScript deprecated
-            from torch.utils.mkldnn import MkldnnLinear
-
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias, self.way = linear.weight, linear.bias, way
         self.dtype = torch.bfloat16 if way == BF16 else torch.float32
-        with torch.no_grad():
-            dense = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None)
-            dense.weight.copy_(linear.weight)
-            if linear.bias is not None:
-                dense.bias.copy_(linear.bias)
-            with quiet():
-                packed = MkldnnLinear(dense.to(self.dtype), self.dtype)
-        self.multiply: tuple[Any, ...] = (packed,)  # in a tuple, so that it is no part of the model
+        weight, bias = linear.weight.detach().to(self.dtype), linear.bias
+        laid_out = torch.ops.mkldnn._reorder_linear_weight(weight)
+        cast = None if bias is None else bias.detach().to(self.dtype)
+        self.packed = (laid_out, cast)  # in a tuple, so that it is no part of the model
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out]` for `[..., in]`."""
-        rows = x.reshape(-1, x.shape[-1]).to(self.dtype).contiguous()
+        rows = x.reshape(-1, x.shape[-1]).to(self.dtype)
         with torch.no_grad():
-            output = self.multiply[0](rows).to(x.dtype)
-        return output.reshape(*x.shape[:-1], self.out_features)
+            output = torch.ops.mkldnn._linear_pointwise(rows, *self.packed, "none", [], "")
+        return output.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
 
 
 def quickest_linear(linear: nn.Linear, precision: str) -> str:

@@ -1467,7 +1467,7 @@ def predict(
     pairs: Sequence[str] | None = None,
     max_length: int = 512,
     stride: int = 64,
-    batch_tokens: int = 4096,
+    batch_tokens: int = 2048,
     precision: str = "float32",
 ) -> Tensor:
     """The logits of texts, `[texts, num_labels]`, in their order; nothing is computed for padding.
@@ -1497,7 +1497,7 @@ def read_examples(
     examples: Sequence[Example],
     pad_token_id: int,
     settings: FineTuningSettings | None = None,
-    batch_tokens: int = 4096,
+    batch_tokens: int = 2048,
 ) -> list[Any]:
     """What a model returns for each example, in their order, on the CPU, without padding."""
     settings = settings or FineTuningSettings()

@@ -417,10 +417,44 @@ def test_all_who_wait_may_go_away():
         batcher.leave(text)
         await asyncio.sleep(0.05)
         assert not running.done() and not batcher.waiting
+        assert batcher.counts["batches"] == 0
         assert isinstance(text.answer.exception(), serve.Refusal)
         running.cancel()
 
     asyncio.run(go())
+
+
+def test_nothing_is_kept_of_who_left_in_the_middle_of_a_body(models):
+    """Each such request would else wait for the rest of its body as long as the server runs."""
+    import asyncio
+
+    unfinished: list[list[str]] = []
+
+    def handling() -> list[str]:
+        names = (str(task.get_coro()) for task in asyncio.all_tasks())
+        return [name for name in names if "_execute" in name]
+
+    async def go(worker: Any) -> None:
+        async def client(address: str) -> None:
+            host = address.removeprefix("http://")
+            _, writer = await asyncio.open_connection("127.0.0.1", int(host.rpartition(":")[2]))
+            head = f"POST /classify HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99\r\n\r\nhalf"
+            writer.write(head.encode())
+            await asyncio.sleep(0.2)
+            unfinished.append(handling())
+            writer.close()
+            await asyncio.sleep(0.2)
+            unfinished.append(handling())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        asked = []
+        announce = lambda address: asked.append(asyncio.create_task(client(address)))  # noqa: E731
+        batcher = serve.Batcher(serve.load(models.folder / "classifier"), worker)
+        await serve.serve({"classification": batcher}, serve.listen(0), announce)
+
+    with ThreadPoolExecutor(1) as worker:
+        asyncio.run(go(worker))
+    assert len(unfinished[0]) == 1 and unfinished[1] == []
 
 
 def test_what_is_not_answered_in_time_is_told_so(models, monkeypatch):

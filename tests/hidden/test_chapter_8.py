@@ -519,8 +519,7 @@ def test_a_known_clock(submission, rng):
         first = torch.cat([batch["input_ids"][:, 0] for batch in batches])
         labels = torch.cat([batch["labels"] for batch in batches])
         hits = (table[first].argmax(dim=-1) == labels).double().mean().item()
-        times = [1000 * (one + more * texts) / 1024 for texts in (0, 31)]
-        return [*(round(time, 6) for time in times), round(hits, 6)], "training"
+        return [float(one), float(one + 31 * more), round(hits, 6)], "training"
 
     submission.agrees(row, table, truth=known)
 

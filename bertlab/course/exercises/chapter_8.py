@@ -2232,7 +2232,7 @@ def _original(part: Any, model: Any) -> dict[str, Any]:
 PREPARE = Exercise(
     id="8.7",
     reference={"prepare_for_inference": Preparing()},
-    reference_name="torch.utils.mkldnn.MkldnnLinear",
+    reference_name="torch.nn.functional.linear, and oneDNN's layers of torch.compile",
     cases=_prepare_cases,
     probe=_prepare_probe,
     misconceptions=(
