@@ -175,9 +175,15 @@ def int8_matmul(first: Tensor, second: Tensor) -> Tensor:
 
 
 def fits_int_mm(first: Tensor, second: Tensor) -> bool:
-    """Say whether `torch._int_mm` takes these shapes: on CUDA not every one."""
+    """Say whether `torch._int_mm` takes these shapes: on CUDA not every one.
+
+    On the CPU it takes all, and where a row's step in memory is less than the row's length, as it
+    may be where there is one row or one column, what it returns is no product (PyTorch, issue
+    195066).
+    """
     if first.device.type != "cuda":
-        return len(first) > 0
+        steps = first.stride(0), second.stride(0)
+        return len(first) > 0 and first.shape[1] > 1 and min(steps) >= first.shape[1]
     return len(first) > 16 and first.shape[1] % 8 == 0 and len(second) % 8 == 0
 
 
@@ -185,17 +191,19 @@ def fits_int_mm(first: Tensor, second: Tensor) -> bool:
 def has_quick_int8(device: str, outputs: int, inputs: int) -> bool:
     """Measure, once for each shape, whether this device multiplies int8 faster than float32.
 
-    Processors with VNNI or AMX instructions, and GPUs, do; others take a detour.
+    Processors with VNNI or AMX instructions, and GPUs, do; others take a detour. Arithmetic that
+    cuts off the sum of two large products, as AVX2's does, is never quick enough.
     """
-    first = torch.ones(64, inputs, dtype=torch.int8, device=device)
-    second = torch.ones(outputs, inputs, dtype=torch.int8, device=device)
+    first = torch.full((64, inputs), HIGHEST, dtype=torch.int8, device=device)
+    second = torch.full((outputs, inputs), HIGHEST, dtype=torch.int8, device=device)
     try:
         if not fits_int_mm(first, second):
             return False
+        exact = bool((INT_MM(first, second.T) == HIGHEST**2 * inputs).all())
         by_int8 = quickest(lambda: INT_MM(first, second.T), device)
     except RuntimeError:  # there is no such kernel on this device
         return False
-    return by_int8 < quickest(lambda: first.float() @ second.float().T, device)
+    return exact and by_int8 < quickest(lambda: first.float() @ second.float().T, device)
 
 
 def quickest(function: Callable[[], Any], device: str = "cpu", calls: int = 5) -> float:

@@ -117,6 +117,35 @@ def test_the_product_of_int8_is_exact_whichever_way_it_is_made(compression, monk
     assert not torch.equal((first.float() @ second.float().T).long(), right)
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "k"), [(1, 8, 8), (8, 1, 8), (1, 1, 8), (4, 3, 1), (1, 1, 1)]
+)
+@pytest.mark.parametrize("step", [0, 1, 8])
+def test_a_row_s_step_in_memory_changes_no_product(
+    compression, monkeypatch, rows, columns, k, step
+):
+    monkeypatch.setattr(compression, "has_quick_int8", lambda *shape: True)
+    first, second = (
+        torch.randint(-128, 128, (n, k), dtype=torch.int8).as_strided((n, k), (step, 1))
+        if n == 1
+        else torch.randint(-128, 128, (n, k), dtype=torch.int8)
+        for n in (rows, columns)
+    )
+    right = first.long() @ second.long().T
+    assert torch.equal(compression.int8_matmul(first, second).long(), right)
+
+
+@pytest.mark.parametrize("cut", [2**31 - 1, 2**15 - 1])
+def test_arithmetic_that_cuts_off_its_sums_is_never_used(compression, monkeypatch, cut):
+    def product(first, second):
+        return (first.float() @ second.float()).clamp(max=cut).int()
+
+    monkeypatch.setattr(compression, "INT_MM", product)
+    times = iter([1.0, 2.0])  # in int8, in float32
+    monkeypatch.setattr(compression, "quickest", lambda *call: next(times))
+    assert compression.has_quick_int8.__wrapped__("cpu", 7, 24) is (cut > 2**15)
+
+
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 def test_an_int8_layer_computes_what_its_int8_stand_for(compression, per_channel, bias):
