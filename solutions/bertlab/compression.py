@@ -322,7 +322,7 @@ def gated(attentions: Sequence[Any], gates: Sequence[Tensor]) -> Iterator[None]:
     def gate_with(gate: Tensor) -> Callable[[nn.Module, tuple[Tensor]], Tensor]:
         def gated_input(module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
             heads = inputs[0].unflatten(-1, (gate.shape[1], -1))  # [batch, seq, heads, head]
-            return (heads * gate[:, None, :, None]).flatten(-2)
+            return (heads * gate[:, None, :, None].to(heads.dtype)).flatten(-2)
 
         return gated_input
 

@@ -314,6 +314,13 @@ def test_layers_are_dropped_from_a_copy(complete, compression, batch):
 # heads
 
 
+def test_importance_in_bfloat16_is_about_the_same(compression, model, batch):
+    right = compression.head_importance(model, [batch])
+    found = compression.head_importance(copy.deepcopy(model).bfloat16(), [batch])
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, right, rtol=0.1, atol=0.02 * float(right.max()))
+
+
 def test_importance_is_the_slope_of_the_loss_by_a_gate(complete, compression, model, batch):
     model = model.double()
     found = compression.head_importance(model, [batch])

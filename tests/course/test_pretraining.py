@@ -924,6 +924,19 @@ def test_attention_with_quick_dropout_is_attention_on_the_average(complete):
     assert ((found.mean(dim=0) - plain[0]).abs() < 5.5 * error + 1e-6).all()
 
 
+def test_attention_with_quick_dropout_is_0_where_a_mask_hides_all(complete):
+    query = torch.randn(2, 2, 5, 8, requires_grad=True)
+    mask = torch.zeros(2, 1, 1, 5)
+    mask[1] = -torch.inf
+    with complete.pretraining.QuickDropout():
+        found = F.scaled_dot_product_attention(query, query, query, mask, dropout_p=0.2)
+    found.sum().backward()
+    assert found[0].abs().min() > 0
+    assert not found[1].any()
+    assert query.grad is not None
+    assert query.grad.isfinite().all()
+
+
 def test_each_step_of_a_run_draws_from_quick_dropout(complete):
     """It reaches the dropout inside modules: the same seed gives another loss, and the same one."""
     model, batch = model_of(complete, "BertForMaskedLM").train(), batch_of([9, 5], 4, pairs=False)

@@ -524,14 +524,21 @@ def attention_with_quick_dropout(
     **options: Any,
 ) -> Tensor:
     """`F.scaled_dot_product_attention`, which with dropout holds all the weights too on a CPU."""
-    is_added = attn_mask is None or attn_mask.dtype.is_floating_point
-    if query.device.type != "cpu" or dropout_p == 0 or options or not is_added:
+    is_quick = query.device.type == "cpu" and dropout_p > 0 and not options
+    if not is_quick or not leaves_something(attn_mask):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p=dropout_p, **options
         )
     scores = query * query.shape[-1] ** -0.5 @ key.mT
     weights = (scores if attn_mask is None else scores + attn_mask).softmax(dim=-1)
     return quick_dropout(weights, dropout_p) @ value
+
+
+def leaves_something(mask: Tensor | None) -> bool:
+    """Say whether a mask is one that is added, and hides all in no row: there softmax makes NaN."""
+    if mask is None or not mask.dtype.is_floating_point:
+        return mask is None
+    return not mask.isneginf().all(dim=-1).any()
 
 
 def gradient_scaler(model: nn.Module, precision: str) -> torch.amp.GradScaler:
