@@ -561,6 +561,25 @@ def test_a_prepared_model_can_be_saved(complete, compression, model, batch, tmp_
     assert torch.equal(logits(loaded, batch), logits(model, batch))
 
 
+@needs_onednn
+def test_a_prepared_model_can_be_copied(compression, model, batch, monkeypatch):
+    packs(compression, monkeypatch)
+    prepared = compression.prepare_for_inference(model)
+    assert torch.equal(logits(copy.deepcopy(prepared), batch), logits(prepared, batch))
+
+
+@needs_onednn
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_stays_what_it_was_when_the_layer_is_trained(compression, bias):
+    linear, x = nn.Linear(40, 24, bias), torch.randn(3, 40)
+    packed = compression.PackedLinear(linear, compression.ONEDNN)
+    before = packed(x)
+    with torch.no_grad():
+        for parameter in linear.parameters():
+            parameter.add_(1)
+    assert torch.equal(packed(x), before)
+
+
 def test_a_prepared_model_reads_no_padding(compression, model, batch):
     prepared = compression.prepare_for_inference(model)
     rows = []

@@ -1226,7 +1226,7 @@ class PackedLinear(nn.Module):
     """A linear layer whose weight is also there in the layout that the processor reads fastest.
 
     The product is the one of oneDNN that `torch.compile` calls for a linear layer with
-    `torch._inductor.config.freezing`; here it is called directly.
+    `torch._inductor.config.freezing`.
 
     Attributes:
         weight, bias: the linear layer's own, so that the model can be saved as before.
@@ -1241,17 +1241,24 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias, self.way = linear.weight, linear.bias, way
         self.dtype = torch.bfloat16 if way == BF16 else torch.float32
-        weight, bias = linear.weight.detach().to(self.dtype), linear.bias
-        laid_out = torch.ops.mkldnn._reorder_linear_weight(weight)
-        cast = None if bias is None else bias.detach().to(self.dtype)
-        self.packed = (laid_out, cast)  # in a tuple, so that it is no part of the model
+        self.multiply = laid_out(linear, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out]` for `[..., in]`."""
         rows = x.reshape(-1, x.shape[-1]).to(self.dtype)
         with torch.no_grad():
-            output = torch.ops.mkldnn._linear_pointwise(rows, *self.packed, "none", [], "")
-        return output.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
+            output = self.multiply(rows).to(x.dtype)
+        return output.reshape(*x.shape[:-1], self.out_features)
+
+
+def laid_out(linear: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """The product of `[tokens, in]` with a layer's weight, which it holds in oneDNN's layout.
+
+    A function is no part of a model's tensors, and copies of the model share it.
+    """
+    weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype))
+    bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
+    return lambda rows: torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
 
 
 def quickest_linear(linear: nn.Linear, precision: str) -> str:
