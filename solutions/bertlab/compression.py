@@ -43,6 +43,8 @@ from bertlab.fine_tuning import (
     TokenClassifier,
     eval_mode,
     fine_tune,
+    onednn_linear,
+    quickest,
 )
 from bertlab.heads import IGNORED, BertForMaskedLM, BertForPreTraining
 from bertlab.pretraining import device_of, own_tensors, require
@@ -204,21 +206,6 @@ def has_quick_int8(device: str, outputs: int, inputs: int) -> bool:
     except RuntimeError:  # there is no such kernel on this device
         return False
     return exact and by_int8 < quickest(lambda: first.float() @ second.float().T, device)
-
-
-def quickest(function: Callable[[], Any], device: str = "cpu", calls: int = 5) -> float:
-    """The shortest of a few calls, in seconds, after one that is not counted.
-
-    What disturbs a measurement only ever makes it longer, so the shortest is the least disturbed.
-    """
-    times = []
-    for _ in range(calls + 1):
-        start = time.perf_counter()
-        function()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
 
 
 # --- exercise 8.2: learn from a teacher ---
@@ -1502,7 +1489,7 @@ def laid_out(linear: nn.Linear, dtype: torch.dtype) -> Callable[[Tensor], Tensor
     """
     weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype))
     bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
-    return lambda rows: torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return lambda rows: onednn_linear(rows, weight, bias)
 
 
 def quickest_linear(linear: nn.Linear, precision: str) -> str:

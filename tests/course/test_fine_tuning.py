@@ -320,6 +320,53 @@ def test_predictions_keep_the_order_of_the_texts(complete, tokenizer):
     assert not torch.allclose(logits, by_length)  # an order by length would show
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+@pytest.mark.parametrize("quick", [True, False])
+def test_predictions_are_onednn_s_products_where_they_are_faster(
+    complete, tokenizer, monkeypatch, quick
+):
+    given = complete.fine_tuning
+    model = given.SequenceClassifier(reader(complete), 3)
+    monkeypatch.setattr(given, "has_quick_onednn", lambda: False)
+    right, shapes = given.predict(model, tokenizer, TEXTS, max_length=48), []
+
+    def noted(input, weight, bias=None):
+        shapes.append(tuple(weight.shape))
+        return onednn_linear(input, weight, bias)
+
+    onednn_linear = given.onednn_linear
+    monkeypatch.setattr(given, "onednn_linear", noted)
+    monkeypatch.setattr(given, "has_quick_onednn", lambda: quick)
+    found = given.predict(model, tokenizer, TEXTS, max_length=48)
+    torch.testing.assert_close(found, right)
+    matrices = {tuple(m.weight.shape) for m in model.modules() if isinstance(m, torch.nn.Linear)}
+    assert set(shapes) == (matrices if quick else set())
+
+
+@pytest.mark.parametrize("why", ["gradients", "autocast", "bfloat16"])
+def test_other_linear_layers_stay_pytorch_s(complete, monkeypatch, why):
+    given = complete.fine_tuning
+    monkeypatch.setattr(given, "has_quick_onednn", lambda: True)
+    monkeypatch.setattr(given, "onednn_linear", lambda *call: pytest.fail(why))
+    x, weight = torch.randn(3, 4), torch.randn(5, 4)
+    if why == "bfloat16":
+        x, weight = x.bfloat16(), weight.bfloat16()
+    with (
+        given.QuickLinear(),
+        torch.set_grad_enabled(why == "gradients"),
+        torch.autocast("cpu", enabled=why == "autocast"),
+    ):
+        F.linear(x, weight)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+@pytest.mark.parametrize(("of_pytorch", "quick"), [(2.0, True), (1.05, False), (0.5, False)])
+def test_onednn_is_quick_only_if_it_was_measured_faster(complete, monkeypatch, of_pytorch, quick):
+    times = iter([of_pytorch, 1.0])
+    monkeypatch.setattr(complete.fine_tuning, "quickest", lambda *call: next(times))
+    assert complete.fine_tuning.has_quick_onednn.__wrapped__() is quick
+
+
 @pytest.mark.parametrize("kind", list(HEADS))
 def test_each_text_has_its_own_output_without_padding(complete, kind):
     ours, _, _ = loaded(complete, kind)
